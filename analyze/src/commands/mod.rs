@@ -1,0 +1,97 @@
+//! One subcommand, one file. This one holds what they share: the list, loading, output and the exit code.
+
+pub mod compare;
+pub mod dump;
+pub mod flamegraph;
+pub mod import;
+pub mod info;
+pub mod load;
+pub mod open;
+pub mod perfetto;
+
+use std::io::{self, Write};
+use std::process::ExitCode;
+
+use anyhow::Result;
+use clap::{Parser, Subcommand};
+
+/// Reads GPU traces: what ran when, who launched it, and what a sampling profiler would have told you instead.
+#[derive(Parser)]
+#[command(name = "analyze", version, about, after_help = EXAMPLES)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+const EXAMPLES: &str = "\
+Examples:
+  analyze import trace.json.gz -o run.ktape       a PyTorch profiler trace becomes a tape
+  analyze info run.ktape                          what is on it
+  analyze perfetto run.ktape -o run.pftrace       for ui.perfetto.dev (or: analyze open run.ktape)
+  analyze flamegraph run.ktape -o run.svg         exact GPU time by stack
+  analyze compare run.ktape --hz 100              what a 100 Hz profiler would have said
+
+Exit codes: 0 done, 1 the input is bad or something failed, 2 the command line is wrong, 3 done, but events were lost.";
+
+#[derive(Subcommand)]
+enum Command {
+    /// Turns a PyTorch profiler trace into a tape
+    Import(import::Args),
+    /// Says what is on a tape
+    Info(info::Args),
+    /// Prints events as JSON lines
+    Dump(dump::Args),
+    /// Writes a trace for ui.perfetto.dev
+    Perfetto(perfetto::Args),
+    /// Serves a trace to ui.perfetto.dev and opens it
+    Open(open::Args),
+    /// Draws a flamegraph of exact GPU time by stack
+    Flamegraph(flamegraph::Args),
+    /// Holds simulated sampling profilers against the exact record
+    Compare(compare::Args),
+}
+
+/// How a command ended well.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Outcome {
+    /// All of it.
+    Done,
+    /// Done, but events were lost before or while it ran; the report says which.
+    Losses,
+}
+
+/// Parses the command line, runs the command, prints its error if it fails, and decides the exit code: the only
+/// place that does.
+pub fn main() -> ExitCode {
+    let cli = Cli::parse();
+    match run(cli.command) {
+        Ok(Outcome::Done) => ExitCode::SUCCESS,
+        Ok(Outcome::Losses) => ExitCode::from(3),
+        Err(error) if is_broken_pipe(&error) => ExitCode::SUCCESS,
+        Err(error) => {
+            // A closed stderr leaves nobody to tell.
+            let _ = writeln!(io::stderr(), "error: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(command: Command) -> Result<Outcome> {
+    match command {
+        Command::Import(args) => import::run(&args),
+        Command::Info(args) => info::run(&args),
+        Command::Dump(args) => dump::run(&args),
+        Command::Perfetto(args) => perfetto::run(&args),
+        Command::Open(args) => open::run(&args),
+        Command::Flamegraph(args) => flamegraph::run(&args),
+        Command::Compare(args) => compare::run(&args),
+    }
+}
+
+/// Whether the reader of our output went away (`analyze dump X | head`), which is no fault.
+fn is_broken_pipe(error: &anyhow::Error) -> bool {
+    error
+        .chain()
+        .filter_map(|cause| cause.downcast_ref::<io::Error>())
+        .any(|cause| cause.kind() == io::ErrorKind::BrokenPipe)
+}

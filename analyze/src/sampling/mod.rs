@@ -1,0 +1,1 @@
+//! What a sampling profiler would have seen.

@@ -1,0 +1,187 @@
+//! A trace in memory, ready to be asked.
+//!
+//! The columns are those of the tape ([`ktape_format::Events`]), sorted by start. On top of them stand the joins
+//! that every report needs: a device operation with the call that submitted it ([`Timeline::submitter`]), all
+//! operations of the devices in one order ([`Timeline::device_ops`]), and the union of their times
+//! ([`intervals::union_ns`]; a sum would count overlapping work twice).
+
+pub mod intervals;
+pub mod names;
+pub mod selection;
+
+use ktape_format::event::{Event, Kernel, Memcpy, Memset};
+use ktape_format::{Definitions, Events, Table};
+use rustc_hash::FxHashMap;
+
+pub use selection::Selection;
+
+/// A trace in memory. See the module's head.
+#[derive(Debug, Default)]
+pub struct Timeline {
+    /// What the events refer to.
+    pub definitions: Definitions,
+    /// The events, each table sorted by start.
+    pub events: Events,
+    submitters: FxHashMap<(u32, u64), Submitter>,
+}
+
+/// The host call that submitted a device operation: its table and row.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Submitter {
+    /// Row of `events.launch`.
+    Launch(u32),
+    /// Row of `events.graph_launch`.
+    GraphLaunch(u32),
+    /// Row of `events.api`: a copy's or memset's call.
+    Api(u32),
+}
+
+/// Which table a device operation is a row of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum DeviceOpKind {
+    /// `events.kernel`.
+    Kernel,
+    /// `events.memcpy`.
+    Memcpy,
+    /// `events.memset`.
+    Memset,
+}
+
+/// A kernel, copy or memset on its device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DeviceOp {
+    /// Which table.
+    pub kind: DeviceOpKind,
+    /// Which row of it.
+    pub row: u32,
+    /// When it began.
+    pub start_ns: i64,
+    /// When it ended.
+    pub end_ns: i64,
+    /// Id of its stream.
+    pub stream: u32,
+    /// Id of its device.
+    pub device: u32,
+    /// Joins it with its submitter within a process.
+    pub correlation: u64,
+}
+
+impl DeviceOp {
+    /// How long it ran.
+    pub fn duration_ns(&self) -> u64 {
+        self.end_ns.abs_diff(self.start_ns)
+    }
+}
+
+impl Timeline {
+    /// Takes a trace's definitions and events, in any order.
+    pub fn new(definitions: Definitions, mut events: Events) -> Timeline {
+        events.sort_by_start();
+        let mut submitters = FxHashMap::default();
+        let process = |thread: u32| definitions.process_of_thread(thread);
+        // Correlation 0 is "none". The launches go in last: where ids collide, the call that launches kernels wins.
+        let api = events.api.thread.iter().zip(&events.api.correlation);
+        for (row, (&thread, &correlation)) in api.enumerate().filter(|(_, (_, id))| **id != 0) {
+            submitters.insert((process(thread), correlation), Submitter::Api(row as u32));
+        }
+        let graph = events.graph_launch.thread.iter().zip(&events.graph_launch.correlation);
+        for (row, (&thread, &correlation)) in graph.enumerate().filter(|(_, (_, id))| **id != 0) {
+            submitters.insert((process(thread), correlation), Submitter::GraphLaunch(row as u32));
+        }
+        let launch = events.launch.thread.iter().zip(&events.launch.correlation);
+        for (row, (&thread, &correlation)) in launch.enumerate().filter(|(_, (_, id))| **id != 0) {
+            submitters.insert((process(thread), correlation), Submitter::Launch(row as u32));
+        }
+        Timeline { definitions, events, submitters }
+    }
+
+    /// The call that submitted a device operation, if it is on the tape (it is not when it came before the recording).
+    pub fn submitter(&self, op: &DeviceOp) -> Option<Submitter> {
+        let process = self.definitions.process_of_stream(op.stream);
+        self.submitters.get(&(process, op.correlation)).copied()
+    }
+
+    /// The stack that submitted a device operation; 0 for none known.
+    pub fn stack_of(&self, op: &DeviceOp) -> u32 {
+        match self.submitter(op) {
+            Some(Submitter::Launch(row)) => self.events.launch.stack[row as usize],
+            Some(Submitter::GraphLaunch(row)) => self.events.graph_launch.stack[row as usize],
+            Some(Submitter::Api(row)) => self.events.api.stack[row as usize],
+            None => 0,
+        }
+    }
+
+    /// All device operations, by start; those that start together in the order kernel, memcpy, memset, row.
+    pub fn device_ops(&self) -> Vec<DeviceOp> {
+        let mut ops = Vec::new();
+        self.collect_ops::<Kernel>(DeviceOpKind::Kernel, |row| (row.stream, row.correlation), &mut ops);
+        self.collect_ops::<Memcpy>(DeviceOpKind::Memcpy, |row| (row.stream, row.correlation), &mut ops);
+        self.collect_ops::<Memset>(DeviceOpKind::Memset, |row| (row.stream, row.correlation), &mut ops);
+        ops.sort_by_key(|op| op.start_ns);
+        ops
+    }
+
+    fn collect_ops<E: Event>(&self, kind: DeviceOpKind, place: fn(&E) -> (u32, u64), ops: &mut Vec<DeviceOp>) {
+        ops.extend(E::table(&self.events).rows().enumerate().map(|(index, row)| {
+            let (stream, correlation) = place(&row);
+            let device = self.definitions.device_of_stream(stream);
+            DeviceOp {
+                kind,
+                row: index as u32,
+                start_ns: row.start_ns(),
+                end_ns: row.end_ns(),
+                stream,
+                device,
+                correlation,
+            }
+        }));
+    }
+
+    /// What a device operation is called: the kernel's name as the source has it, or a copy's kind.
+    pub fn op_name(&self, op: &DeviceOp) -> String {
+        use ktape_format::event::{copy_kind, memory_kind};
+        let name_of = |codes: &[&'static str], code: u8| codes.get(code as usize).copied().unwrap_or("unknown");
+        let named = |id: u32| Some(self.definitions.string(id)).filter(|name| !name.is_empty()).map(str::to_owned);
+        match op.kind {
+            DeviceOpKind::Kernel => self.definitions.kernel_name(self.events.kernel.shape[op.row as usize]).to_owned(),
+            DeviceOpKind::Memcpy => {
+                let row = self.events.memcpy.row(op.row as usize);
+                named(row.name).unwrap_or_else(|| {
+                    let (kind, from, to) = (
+                        name_of(copy_kind::NAMES, row.kind),
+                        name_of(memory_kind::NAMES, row.source_memory),
+                        name_of(memory_kind::NAMES, row.target_memory),
+                    );
+                    format!("Memcpy {kind} ({from} -> {to})")
+                })
+            }
+            DeviceOpKind::Memset => {
+                let row = self.events.memset.row(op.row as usize);
+                named(row.name)
+                    .unwrap_or_else(|| format!("Memset ({})", name_of(memory_kind::NAMES, row.target_memory)))
+            }
+        }
+    }
+
+    /// From the start of the first event to the end of the last, clock pairs and losses aside; `None` without events.
+    pub fn span_ns(&self) -> Option<(i64, i64)> {
+        use ktape_format::event::{ClockPair, KindVisitor, Loss, visit_kinds};
+        use ktape_format::table::Row;
+        struct Span<'a>(&'a Events, Option<(i64, i64)>);
+        impl KindVisitor for Span<'_> {
+            type Error = std::convert::Infallible;
+            fn visit<E: Event>(&mut self) -> Result<(), Self::Error> {
+                if E::KIND != Loss::KIND && E::KIND != ClockPair::KIND {
+                    for row in E::table(self.0).rows() {
+                        let (start, end) = self.1.unwrap_or((row.start_ns(), row.end_ns()));
+                        self.1 = Some((start.min(row.start_ns()), end.max(row.end_ns())));
+                    }
+                }
+                Ok(())
+            }
+        }
+        let mut span = Span(&self.events, None);
+        let Ok(()) = visit_kinds(&mut span);
+        span.1
+    }
+}

@@ -1,0 +1,34 @@
+//! A trace in memory: the same definitions and events as on a tape, without one.
+
+use std::convert::Infallible;
+
+use crate::definition::{Definition, Definitions, Index};
+use crate::event::{Event, Events};
+use crate::{Sink, Table};
+
+/// Collects definitions and events in memory. What tests build, and what a report over an imported trace reads.
+#[derive(Debug, Default)]
+pub struct Memory {
+    /// What was defined.
+    pub definitions: Definitions,
+    /// What was recorded, in the order in which it came.
+    pub events: Events,
+    index: Index,
+}
+
+impl Sink for Memory {
+    type Error = Infallible;
+
+    fn string(&mut self, string: &str) -> Result<u32, Infallible> {
+        Ok(self.index.string(&mut self.definitions, string).0)
+    }
+
+    fn define<T: Definition>(&mut self, row: T) -> Result<u32, Infallible> {
+        Ok(self.index.define(&mut self.definitions, row).0)
+    }
+
+    fn event<E: Event>(&mut self, row: E) -> Result<(), Infallible> {
+        E::table_mut(&mut self.events).push(row);
+        Ok(())
+    }
+}

@@ -1,0 +1,274 @@
+//! A table is a set of equal-length columns; a row is one index into all of them.
+//!
+//! Everything on a tape is a row of some table: an event ([`crate::event`]) or a definition ([`crate::definition`]).
+//! [`tables!`] writes, from one declaration, the row (`Launch`), its columns in memory (`LaunchTable`) and the
+//! description ([`ColumnSpec`]) that the codec, the dump and `docs/format.md` share. A new kind of event is a new
+//! table, a new field a new column at the end: readers skip the ones that they do not know and read absent ones as 0.
+
+/// The type of a column's values in memory. On the tape every value is an unsigned integer of at most 8 bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Scalar {
+    /// Unsigned, 1 byte.
+    U8,
+    /// Unsigned, 2 bytes.
+    U16,
+    /// Unsigned, 4 bytes.
+    U32,
+    /// Unsigned, 8 bytes.
+    U64,
+    /// Two's complement, 4 bytes.
+    I32,
+    /// Two's complement, 8 bytes.
+    I64,
+    /// IEEE 754 double.
+    F64,
+}
+
+impl Scalar {
+    /// How many bytes a value takes in a staged record (see `docs/format.md`, "Staging").
+    pub const fn bytes(self) -> usize {
+        match self {
+            Scalar::U8 => 1,
+            Scalar::U16 => 2,
+            Scalar::U32 | Scalar::I32 => 4,
+            Scalar::U64 | Scalar::I64 | Scalar::F64 => 8,
+        }
+    }
+}
+
+/// What a column's values are compared with before they are written (the smaller the difference, the fewer bytes).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Predictor {
+    /// The smallest value of the block: for ids, sizes and durations, whose repeating patterns zstd finds by itself.
+    Least,
+    /// The value before: for times and counters, which grow.
+    Previous,
+    /// The end of the row before it on the same stream, for device work, which queues behind its stream.
+    /// Names the columns that hold the stream and the duration.
+    StreamEnd {
+        /// Index of the column whose value says which queue a row is on.
+        stream: usize,
+        /// Index of the column whose value, added to this one, is the row's end.
+        duration: usize,
+    },
+}
+
+/// What the numbers of a column refer to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Refers {
+    /// To nothing: they are quantities.
+    Nothing,
+    /// A row of the definition table of this name; 0 is "none".
+    To(DefinitionKind),
+    /// A code, whose meaning the named enumeration gives.
+    Code(&'static [&'static str]),
+}
+
+/// The definition tables, by the number that stands on the tape.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[repr(u16)]
+#[expect(missing_docs, reason = "each is described at its row type in `definition`")]
+pub enum DefinitionKind {
+    String = 0x100,
+    Frame = 0x101,
+    Stack = 0x102,
+    Kernel = 0x103,
+    Shape = 0x104,
+    Function = 0x105,
+    Process = 0x106,
+    Thread = 0x107,
+    Device = 0x108,
+    Context = 0x109,
+    Stream = 0x10a,
+    Graph = 0x10b,
+    Counter = 0x10c,
+    Property = 0x10d,
+}
+
+/// One column as declared.
+#[derive(Clone, Copy, Debug)]
+pub struct ColumnSpec {
+    /// The field's name, with its unit.
+    pub name: &'static str,
+    /// The field's type.
+    pub scalar: Scalar,
+    /// How the codec predicts it.
+    pub predictor: Predictor,
+    /// What its numbers refer to.
+    pub refers: Refers,
+}
+
+/// A value that a column can hold; converts to and from the tape's unsigned integers without loss.
+pub trait Value: Copy {
+    /// The type, for [`ColumnSpec`].
+    const SCALAR: Scalar;
+    /// As the codec sees it.
+    fn to_bits(self) -> u64;
+    /// Back; bits beyond the type's width are cut off, as they can only come from a newer or damaged tape.
+    fn from_bits(bits: u64) -> Self;
+}
+
+macro_rules! value {
+    ($($type:ty => $scalar:ident, $to:expr, $from:expr;)*) => {$(
+        impl Value for $type {
+            const SCALAR: Scalar = Scalar::$scalar;
+            #[inline]
+            fn to_bits(self) -> u64 { ($to)(self) }
+            #[inline]
+            fn from_bits(bits: u64) -> Self { ($from)(bits) }
+        }
+    )*};
+}
+value! {
+    u8 => U8, u64::from, |b| b as u8;
+    u16 => U16, u64::from, |b| b as u16;
+    u32 => U32, u64::from, |b| b as u32;
+    u64 => U64, |v| v, |b| b;
+    i32 => I32, |v: i32| u64::from(v as u32), |b| b as i32;
+    i64 => I64, |v: i64| v as u64, |b| b as i64;
+    f64 => F64, f64::to_bits, f64::from_bits;
+}
+
+/// A row of some table.
+pub trait Row: Copy + Default + PartialEq + std::fmt::Debug + Send + Sync + 'static {
+    /// The table's number on the tape. Events are below 0x100, definitions from there on.
+    const KIND: u16;
+    /// The table's name in `info`, `dump` and the documentation.
+    const NAME: &'static str;
+    /// The columns in declaration order; a column's index is its number on the tape.
+    const COLUMNS: &'static [ColumnSpec];
+    /// How many bytes a staged record of this kind takes.
+    const STAGED_BYTES: usize;
+    /// The same rows as columns.
+    type Table: Table<Row = Self>;
+
+    /// The value of a column, as the codec sees it.
+    fn get(&self, column: usize) -> u64;
+    /// Sets a column. A column that this version does not know is ignored.
+    fn set(&mut self, column: usize, bits: u64);
+    /// Packs the row, little-endian, columns in order, no padding, into exactly [`Row::STAGED_BYTES`].
+    fn stage(&self, out: &mut [u8]);
+    /// Reads what [`Row::stage`] wrote. `staged` has exactly [`Row::STAGED_BYTES`].
+    fn unstage(staged: &[u8]) -> Self;
+}
+
+/// Rows as columns.
+pub trait Table: Default + Clone + Send + Sync + 'static {
+    /// The row type.
+    type Row: Row;
+    /// How many rows.
+    fn len(&self) -> usize;
+    /// Whether there is no row.
+    fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+    /// Adds a row at the end.
+    fn push(&mut self, row: Self::Row);
+    /// Row `index`, which must be below [`Table::len`].
+    fn row(&self, index: usize) -> Self::Row;
+    /// All rows in order.
+    fn rows(&self) -> impl Iterator<Item = Self::Row> + '_ {
+        (0..self.len()).map(|index| self.row(index))
+    }
+    /// Moves all rows of `other` behind these.
+    fn append(&mut self, other: &mut Self);
+    /// Writes column `index` as the codec sees it into `out`, which is cleared first.
+    fn column_bits(&self, index: usize, out: &mut Vec<u64>);
+    /// Sets `rows` rows of zeros, to be filled by [`Table::set_column`].
+    fn reset(&mut self, rows: usize);
+    /// Replaces column `index`; `bits` has one value a row. Unknown columns are ignored.
+    fn set_column(&mut self, index: usize, bits: &[u64]);
+    /// Puts the rows in a new order: row `i` of the result is row `order[i]` of this table. `order` is a permutation.
+    fn permute(&mut self, order: &[u32]);
+}
+
+/// Declares tables: rows, columns and descriptions. See the module's head.
+macro_rules! tables {
+    ($(
+        $(#[$meta:meta])*
+        $row:ident / $table:ident, $name:literal = $kind:expr; {
+            $( $(#[$field_meta:meta])* $field:ident: $type:ty => $predictor:expr, $refers:expr; )*
+        }
+    )*) => {$(
+        $(#[$meta])*
+        #[derive(Clone, Copy, Debug, Default, PartialEq)]
+        pub struct $row { $( $(#[$field_meta])* pub $field: $type, )* }
+
+        #[doc = concat!("The columns of [`", stringify!($row), "`] rows, all of one length.")]
+        #[derive(Clone, Debug, Default, PartialEq)]
+        pub struct $table {
+            $( #[doc = concat!("`", stringify!($field), "` of every [`", stringify!($row), "`].")] pub $field: Vec<$type>, )*
+        }
+
+        impl $crate::table::Row for $row {
+            const KIND: u16 = $kind as u16;
+            const NAME: &'static str = $name;
+            const COLUMNS: &'static [$crate::table::ColumnSpec] = &[$(
+                $crate::table::ColumnSpec {
+                    name: stringify!($field),
+                    scalar: <$type as $crate::table::Value>::SCALAR,
+                    predictor: $predictor,
+                    refers: $refers,
+                },
+            )*];
+            const STAGED_BYTES: usize = 0 $( + <$type as $crate::table::Value>::SCALAR.bytes() )*;
+            type Table = $table;
+
+            fn get(&self, column: usize) -> u64 {
+                let mut index = 0..;
+                $( if index.next() == Some(column) { return $crate::table::Value::to_bits(self.$field); } )*
+                0
+            }
+            fn set(&mut self, column: usize, bits: u64) {
+                let mut index = 0..;
+                $( if index.next() == Some(column) { self.$field = $crate::table::Value::from_bits(bits); } )*
+            }
+            #[inline]
+            fn stage(&self, out: &mut [u8]) {
+                let mut at = 0;
+                $( { let bytes = self.$field.to_le_bytes(); out[at..at + bytes.len()].copy_from_slice(&bytes); at += bytes.len(); } )*
+                debug_assert_eq!(at, out.len());
+            }
+            #[inline]
+            fn unstage(staged: &[u8]) -> Self {
+                let mut rest = staged;
+                let row = $row { $( $field: {
+                    let (bytes, tail) = rest.split_at(size_of::<$type>());
+                    rest = tail;
+                    <$type>::from_le_bytes(bytes.try_into().expect("split at its size"))
+                }, )* };
+                debug_assert!(rest.is_empty());
+                row
+            }
+        }
+
+        impl $crate::table::Table for $table {
+            type Row = $row;
+            fn len(&self) -> usize { [$( self.$field.len() ),*][0] }
+            fn push(&mut self, row: $row) { $( self.$field.push(row.$field); )* }
+            fn row(&self, index: usize) -> $row { $row { $( $field: self.$field[index], )* } }
+            fn append(&mut self, other: &mut Self) { $( self.$field.append(&mut other.$field); )* }
+            fn column_bits(&self, index: usize, out: &mut Vec<u64>) {
+                out.clear();
+                let mut column = 0..;
+                $( if column.next() == Some(index) {
+                    out.extend(self.$field.iter().map(|&value| $crate::table::Value::to_bits(value)));
+                } )*
+            }
+            fn reset(&mut self, rows: usize) {
+                $( self.$field.clear(); self.$field.resize(rows, Default::default()); )*
+            }
+            fn set_column(&mut self, index: usize, bits: &[u64]) {
+                let mut column = 0..;
+                $( if column.next() == Some(index) {
+                    self.$field.clear();
+                    self.$field.extend(bits.iter().map(|&value| <$type as $crate::table::Value>::from_bits(value)));
+                } )*
+            }
+            fn permute(&mut self, order: &[u32]) {
+                $( self.$field = order.iter().map(|&row| self.$field[row as usize]).collect(); )*
+            }
+        }
+    )*};
+}
+pub(crate) use tables;
