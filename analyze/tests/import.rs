@@ -508,7 +508,7 @@ fn broken_json_is_refused_with_its_place() {
     says(&fixture("control_character.json"), &["byte 145 (line 3, column 43)", "control character", "0x01"]);
     says(&fixture("truncated.json"), &["byte 160", "the file ends", "complete events before: 1"]);
     says(&fixture("bad_number.json"), &["line 2"]);
-    says(&fixture("bad_time.json"), &["byte 83", "`ts` is \"soon\"", "microseconds"]);
+    says(&fixture("bad_time.json"), &["byte 86 (line 2, column 69)", "`ts` is \"soon\"", "microseconds"]);
 }
 
 #[test]
