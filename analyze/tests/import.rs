@@ -97,7 +97,8 @@ fn holds(path: &Path, memory: Memory, summary: &Summary, count: &Value) {
     let bytes = |bytes: &[u64]| Some(bytes.iter().sum::<u64>());
     assert_eq!(bytes(&timeline.events.alloc.bytes), count["allocated_bytes"].as_u64(), "{name}");
     assert_eq!(bytes(&timeline.events.free.bytes), count["freed_bytes"].as_u64(), "{name}");
-    assert_eq!(Some(stack_depth_sum(&timeline)), count["stack_depth_sum"].as_u64(), "{name}: stacks of calls");
+    let inside: BTreeMap<String, u64> = serde_json::from_value(count["calls_inside"].clone()).unwrap();
+    assert_eq!(calls_inside(&timeline), inside, "{name}: stacks of calls");
 }
 
 fn object(value: &Value) -> BTreeMap<String, Vec<u64>> {
@@ -179,9 +180,9 @@ fn busy_ns(ops: &[&DeviceOp]) -> u64 {
     intervals::union_ns(ops.iter().map(|op| (op.start_ns, op.end_ns)))
 }
 
-/// The depths of all calls' stacks. Frames of a 2021 operator's call stack, which have a line, are no slices.
-fn stack_depth_sum(timeline: &Timeline) -> u64 {
-    let events = &timeline.events;
+/// In how many stacks of calls each frame is. Frames of a 2021 operator's call stack, which have a line, are no slices.
+fn calls_inside(timeline: &Timeline) -> BTreeMap<String, u64> {
+    let (events, definitions) = (&timeline.events, &timeline.definitions);
     let stacks = [
         &events.launch.stack,
         &events.graph_launch.stack,
@@ -190,8 +191,20 @@ fn stack_depth_sum(timeline: &Timeline) -> u64 {
         &events.event_record.stack,
         &events.event_wait.stack,
     ];
-    let depth = |stack: &u32| timeline.definitions.stack_nodes(*stack).filter(|(_, node)| node.line == 0).count();
-    stacks.into_iter().flatten().map(|stack| depth(stack) as u64).sum()
+    let mut calls = BTreeMap::<u32, u64>::new();
+    for stack in stacks.into_iter().flatten() {
+        for (_, node) in definitions.stack_nodes(*stack).filter(|(_, node)| node.line == 0) {
+            *calls.entry(node.frame).or_default() += 1;
+        }
+    }
+    let mut inside = BTreeMap::new();
+    for (frame, calls) in calls {
+        let frame: Frame = definitions.get(frame).unwrap();
+        let (name, file) = (definitions.string(frame.name), definitions.string(frame.file));
+        let name = if file.is_empty() { name.to_owned() } else { format!("{file}({}): {name}", frame.line) };
+        *inside.entry(name).or_default() += calls;
+    }
+    inside
 }
 
 /// The reference figures were made from the same files by another person's script.
