@@ -566,3 +566,16 @@ fn a_trace_cut_anywhere_is_refused() {
     }
     assert!(kineto::import_bytes(&text[..whole], "whole.json", &mut Memory::default(), |_| {}).is_ok());
 }
+
+/// Whatever a byte is replaced with, the import succeeds or says why not; it never panics.
+#[test]
+fn a_changed_byte_is_survived() {
+    let text = std::fs::read(fixture("modern.json")).unwrap();
+    for position in 0..text.len() {
+        for byte in [b'9', b'-', b'"'] {
+            let mut text = text.clone();
+            text[position] = byte;
+            let _ = kineto::import_bytes(&text, "changed.json", &mut Memory::default(), |_| {});
+        }
+    }
+}
