@@ -55,7 +55,7 @@ fn panel(svg: &mut String, comparison: &Comparison) {
     let bottom = HEAD + ROW * rows.len() as f64;
     title(svg, comparison);
     ticks(svg, &axis, bottom);
-    for ((index, row), label) in rows.iter().enumerate().zip(labels(&rows, 48)) {
+    for ((index, row), label) in rows.iter().enumerate().zip(labels(&rows, 42)) {
         let y = HEAD + ROW * (index as f64 + 0.5);
         draw_row(svg, &axis, comparison, row, &label, y);
     }
@@ -134,17 +134,19 @@ fn draw_row(svg: &mut String, axis: &Axis, comparison: &Comparison, row: &Row, l
     );
     let _ = writeln!(
         svg,
-        "<path d=\"M{exact:.1} {:.1}l6 9l-6 9l-6 -9z\" fill=\"{INK}\" stroke=\"#ffffff\" stroke-width=\"1.5\"/>",
+        "<path d=\"M{exact:.1} {:.1}l4.5 9l-4.5 9l-4.5 -9z\" fill=\"{INK}\" stroke=\"#ffffff\" stroke-width=\"1.5\"/>",
         y - 9.0
     );
-    let missed = if row.p_missed > 0.0 { format!("missed by {}", percent(row.p_missed)) } else { String::new() };
-    text(svg, WIDTH - 20.0, y + 4.5, &format!("text-anchor=\"end\" font-size=\"12\" fill=\"{GREY}\""), &missed);
+    let missed = if row.p_missed > 0.0 { format!("missed by {}", percent(row.p_missed)) } else { "–".to_owned() };
+    // The interval may be narrower than the diamond, so its colour is here too.
+    let _ = writeln!(svg, "<circle cx=\"{}\" cy=\"{y:.1}\" r=\"5\" fill=\"{colour}\"/>", WIDTH - NOTES + 14.0);
+    text(svg, WIDTH - NOTES + 26.0, y + 4.5, &format!("font-size=\"12\" fill=\"{GREY}\""), &missed);
     svg.push_str("</g>\n");
 }
 
 fn legend(svg: &mut String, y: f64) {
     let mut x = 26.0;
-    let _ = writeln!(svg, "<path d=\"M{x} {:.1}l6 9l-6 9l-6 -9z\" fill=\"{INK}\"/>", y - 13.0);
+    let _ = writeln!(svg, "<path d=\"M{x} {:.1}l4.5 9l-4.5 9l-4.5 -9z\" fill=\"{INK}\"/>", y - 13.0);
     text(svg, x + 12.0, y, "font-size=\"12\"", "exact");
     x += 78.0;
     text(svg, x, y, "font-size=\"12\"", "5 – 95 % of profiles:");
