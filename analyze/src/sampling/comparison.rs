@@ -46,6 +46,8 @@ pub struct Comparison {
     pub calls: u64,
     /// How many samples a profile has that find work.
     pub samples_mean: f64,
+    /// The chance that a sample hits a given call, averaged over all calls.
+    pub p_call_seen_mean: f64,
     /// How long the list is that a person would read.
     pub top: usize,
     /// The total-variation distance between the shares that a profile gives and the exact ones, mean.
@@ -144,6 +146,8 @@ pub(super) fn build(
     let keys_that = |holds: fn(&Row, usize) -> bool| {
         rows.iter().filter(|row| holds(row, top)).map(|row| row.key.clone()).collect::<Vec<_>>()
     };
+    let calls = rows.iter().map(|row| row.calls).sum::<u64>();
+    let calls_seen: f64 = rows.iter().map(|row| row.p_call_seen * row.calls as f64).sum();
     Comparison {
         sampler: work.sampler,
         by: work.by,
@@ -160,8 +164,9 @@ pub(super) fn build(
         tracks: work.tracks,
         operators_only: work.operators_only,
         exact_ns: work.exact_ns(),
-        calls: rows.iter().map(|row| row.calls).sum(),
+        calls,
         samples_mean: tally.samples_mean(),
+        p_call_seen_mean: calls_seen / calls.max(1) as f64,
         top,
         share_error_mean: tally.share_error_mean(),
         share_error_p95: tally.share_error_p95(),

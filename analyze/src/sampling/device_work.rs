@@ -104,16 +104,18 @@ pub(super) fn function_label(definitions: &Definitions, frame: u32) -> String {
     without_addresses(&frame_label(definitions, frame)).into_owned()
 }
 
-/// How a stack is shown in a table: its last two frames.
+/// How a stack is shown in a table: the last of it, callers without their files.
 pub(super) fn stack_label<T: AsRef<str>>(path: &[T]) -> String {
-    match path {
-        [] => String::new(),
-        [only] => only.as_ref().to_owned(),
-        [.., caller, callee] => {
-            let dots = if path.len() > 2 { "… > " } else { "" };
-            format!("{dots}{} > {}", caller.as_ref(), callee.as_ref())
-        }
+    const CALLERS: usize = 2;
+    let Some((innermost, callers)) = path.split_last() else { return String::new() };
+    let shown = &callers[callers.len().saturating_sub(CALLERS)..];
+    let mut label = if callers.len() > CALLERS { "… > ".to_owned() } else { String::new() };
+    for caller in shown {
+        let name = caller.as_ref();
+        label.push_str(name.rsplit_once(" (").map_or(name, |(name, _file)| name));
+        label.push_str(" > ");
     }
+    label + innermost.as_ref()
 }
 
 fn without_addresses(label: &str) -> Cow<'_, str> {

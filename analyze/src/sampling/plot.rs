@@ -8,8 +8,8 @@ use std::fmt::Write as _;
 use super::report::{clipped, duration, labels, noun, percent, shown};
 use super::{Comparison, Row};
 
-const WIDTH: f64 = 1100.0;
-const NAMES: f64 = 370.0;
+const WIDTH: f64 = 1140.0;
+const NAMES: f64 = 410.0;
 const NOTES: f64 = 150.0;
 const ROW: f64 = 26.0;
 const HEAD: f64 = 96.0;
@@ -55,7 +55,7 @@ fn panel(svg: &mut String, comparison: &Comparison) {
     let bottom = HEAD + ROW * rows.len() as f64;
     title(svg, comparison);
     ticks(svg, &axis, bottom);
-    for ((index, row), label) in rows.iter().enumerate().zip(labels(&rows, 42)) {
+    for ((index, row), label) in rows.iter().enumerate().zip(labels(comparison, &rows, 42)) {
         let y = HEAD + ROW * (index as f64 + 0.5);
         draw_row(svg, &axis, comparison, row, &label, y);
     }
@@ -109,10 +109,9 @@ fn draw_row(svg: &mut String, axis: &Axis, comparison: &Comparison, row: &Row, l
     let exact = axis.x(row.window_exact_ns_mean);
     let (low, high) = (axis.x(row.sampled_ns_p05 as f64), axis.x(row.sampled_ns_p95 as f64));
     let stranger = row.is_false_friend(comparison.top);
-    let _ = writeln!(
-        svg,
-        "<g><title>{}\n{} calls, exact {} (#{}); 5–95 % of profiles say {} – {}; missed by {}</title>",
-        escaped(&clipped(&row.key, 400)),
+    let details = format!(
+        "{}\n{} calls, exact {} (#{}); 5–95 % of profiles say {} – {}; missed by {}",
+        clipped(&row.key, 400),
         row.calls,
         duration(row.window_exact_ns_mean),
         row.exact_rank,
@@ -120,6 +119,7 @@ fn draw_row(svg: &mut String, axis: &Axis, comparison: &Comparison, row: &Row, l
         duration(row.sampled_ns_p95 as f64),
         percent(row.p_missed),
     );
+    let _ = writeln!(svg, "<g><title>{}</title>", escaped(&details));
     let style = if stranger {
         format!("text-anchor=\"end\" font-style=\"italic\" fill=\"{GREY}\"")
     } else {
@@ -240,4 +240,34 @@ fn escaped(text: &str) -> String {
 fn capitalised(word: &str) -> String {
     let mut chars = word.chars();
     chars.next().map_or_else(String::new, |first| first.to_uppercase().chain(chars).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::sampling::{Options, compare};
+    use crate::timeline::Timeline;
+    use ktape_format::definition::{KernelName, Shape};
+    use ktape_format::event::{Kernel, timing};
+    use ktape_format::{Memory, Sink as _};
+
+    #[test]
+    fn names_from_strangers_do_not_break_the_picture() {
+        let mut memory = Memory::default();
+        for (hostile, duration_ns) in [("</text><script>&\"\u{1}", 20_000_000), ("seldom", 100)] {
+            let Ok(name) = memory.string(hostile);
+            let Ok(kernel) = memory.define(KernelName { name, module: 0 });
+            let Ok(shape) = memory.define(Shape { kernel, ..Shape::default() });
+            let timing = timing::MEASURED;
+            let Ok(()) = memory.event(Kernel { duration_ns, shape, timing, ..Kernel::default() });
+        }
+        let svg = draw(&compare(&Timeline::new(memory.definitions, memory.events), &Options::default()).unwrap());
+        let elements = ["svg", "rect", "g", "title", "text", "line", "path", "circle"];
+        for markup in svg.split('<').skip(1) {
+            let name = markup.trim_start_matches('/').split(|c: char| !c.is_ascii_alphabetic()).next().unwrap();
+            assert!(elements.contains(&name), "<{markup}");
+        }
+        assert!(!svg.contains('\u{1}'));
+        assert!(svg.contains("&lt;script&gt;&amp;&quot;"));
+    }
 }
