@@ -1,7 +1,9 @@
 //! `analyze compare` from the user's side: the worked example of a transformer service, and what the options do.
 
+mod common;
+
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output};
+use std::process::Output;
 
 use ktape_fixtures::service::{self, service};
 use ktape_format::{Options, TapeWriter};
@@ -15,8 +17,8 @@ fn tape(folder: &Path, requests: u32) -> PathBuf {
     path
 }
 
-fn compare(tape: &Path, arguments: &[&str]) -> Output {
-    Command::new(env!("CARGO_BIN_EXE_analyze")).arg("compare").arg(tape).args(arguments).output().unwrap()
+fn compare(trace: &Path, arguments: &[&str]) -> Output {
+    common::analyze(["compare".as_ref(), trace.as_os_str()].into_iter().chain(arguments.iter().map(AsRef::as_ref)))
 }
 
 fn text(output: &Output) -> String {
@@ -24,8 +26,8 @@ fn text(output: &Output) -> String {
     String::from_utf8(output.stdout.clone()).unwrap()
 }
 
-fn json(tape: &Path, arguments: &[&str]) -> Value {
-    let output = compare(tape, &[arguments, &["--json"]].concat());
+fn json(trace: &Path, arguments: &[&str]) -> Value {
+    let output = compare(trace, &[arguments, &["--json"]].concat());
     serde_json::from_str(&text(&output)).unwrap()
 }
 
@@ -120,5 +122,44 @@ fn a_wrong_command_line_is_explained() {
         let output = compare(&tape, arguments);
         let error = String::from_utf8(output.stderr).unwrap();
         assert!(!output.status.success() && error.contains(expected), "{arguments:?}: {error}");
+    }
+}
+
+/// An independent simulation of 20 phases (`shared/reference/idle-*.json`) over the same functions of the one thread.
+#[test]
+fn on_a_real_trace_the_cpu_sampler_agrees_with_an_independent_simulation() {
+    let Some(shared) = common::shared() else { return };
+    let reference = std::fs::read_to_string(shared.join("reference/idle-eager_b200.json")).unwrap();
+    let reference: Value = serde_json::from_str(&reference).unwrap();
+    let sampling = &reference["sampling_100hz"];
+    let trace = shared.join("traces/AMD-AGI+TraceLens/tests/traces/b200/eager_trace.json.gz");
+    let report = json(&trace, &["--sampler", "cpu"]);
+    let rows = report["rows"].as_array().unwrap();
+    assert_eq!(rows.len() as u64, sampling["distinct_functions"].as_u64().unwrap());
+    let near = |value: &Value, expected: &Value, off: f64| {
+        let (value, expected) = (value.as_f64().unwrap(), expected.as_f64().unwrap());
+        assert!((value - expected).abs() <= off, "{value} is not {expected}");
+    };
+    // It drops the last, incomplete period: 8 samples instead of 8.7.
+    near(&report["share_error_mean"], &sampling["mean_total_variation_distance"], 0.06);
+    near(&report["unseen_mean"], &sampling["mean_fraction_functions_never_seen"], 0.002);
+    for (row, exact) in rows.iter().zip(sampling["exact_top5"].as_array().unwrap()) {
+        // Its figure is rounded to 100 ns, and its names keep the addresses that ours leave out.
+        near(&Value::from(row["exact_ns"].as_f64().unwrap() / 1e6), &exact[1], 0.2);
+    }
+}
+
+#[test]
+fn on_a_real_trace_all_device_work_is_sampled() {
+    let Some(shared) = common::shared() else { return };
+    let reference = std::fs::read_to_string(shared.join("reference/exact-owlv2_h100.json")).unwrap();
+    let reference: Value = serde_json::from_str(&reference).unwrap();
+    let trace =
+        shared.join("traces/AMD-AGI+TraceLens/tests/traces/h100/google_owlv2-large-patch14-ensemble__1016001.json.gz");
+    let report = json(&trace, &[]);
+    assert_eq!(report["calls"], reference["n_gpu_ops"]);
+    assert_eq!(report["exact_ns"], reference["devices"]["0"]["sum_dur_ns"]);
+    for row in report["rows"].as_array().unwrap() {
+        assert_eq!(row["sampled_ns_mean"].as_f64(), row["exact_ns"].as_f64(), "unbiased: {row}");
     }
 }

@@ -185,7 +185,8 @@ fn rows(work: &Work, period_ns: u64, windows: Windows, tally: &Tally) -> Vec<Row
     let total_ns = work.exact_ns() as f64;
     let mut window_ns = vec![0_u64; work.keys.len()];
     for piece in work.intervals.iter().flat_map(|interval| windows.cut(interval)) {
-        window_ns[piece.key as usize] += piece.end_ns - piece.start_ns;
+        let sum_ns = &mut window_ns[piece.key as usize];
+        *sum_ns = sum_ns.saturating_add(piece.end_ns - piece.start_ns);
     }
     let mut hit_ns = vec![0_u64; work.keys.len()];
     for &(key, found_ns) in &work.calls {
@@ -208,8 +209,8 @@ fn rows(work: &Work, period_ns: u64, windows: Windows, tally: &Tally) -> Vec<Row
             p_call_seen: hit_ns[index] as f64 / (key.calls.max(1) as f64 * period_ns as f64),
             window_exact_ns_mean: window_ns[index] as f64 / windows.count as f64,
             sampled_ns_mean: (said.sample_weight() * u128::from(period_ns)) as f64 / weight,
-            sampled_ns_p05: said.quantile(5) * period_ns,
-            sampled_ns_p95: said.quantile(95) * period_ns,
+            sampled_ns_p05: said.quantile(5).saturating_mul(period_ns),
+            sampled_ns_p95: said.quantile(95).saturating_mul(period_ns),
             p_missed,
             p_top10: part(said.top10_weight),
             p_top: part(said.top_weight),

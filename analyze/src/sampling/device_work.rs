@@ -78,12 +78,16 @@ impl Keys<'_> {
     }
 }
 
+/// Frames of a stack that are told apart, which is more than Python's own limit of recursion. A damaged trace may
+/// claim any depth.
+pub(super) const MOST_FRAMES: usize = 1024;
+
 const NO_STACK: &str = "[no stack recorded]";
 
 /// A stack's frames from the root on.
 fn path(definitions: &Definitions, stack: u32) -> Vec<String> {
-    let mut path: Vec<String> =
-        definitions.stack_nodes(stack).map(|(_, node)| function_label(definitions, node.frame)).collect();
+    let nodes = definitions.stack_nodes(stack).take(MOST_FRAMES);
+    let mut path: Vec<String> = nodes.map(|(_, node)| function_label(definitions, node.frame)).collect();
     path.reverse();
     if path.is_empty() {
         path.push(NO_STACK.to_owned());

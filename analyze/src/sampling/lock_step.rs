@@ -76,10 +76,12 @@ fn examine(work: &Work, intervals: &[Interval], period_ns: u64) -> Option<LockSt
         exact_ns: key.exact_ns,
         variance_ratio,
         periods,
-        sampled_ns_min: spread.min * period_ns,
-        sampled_ns_max: spread.max * period_ns,
+        sampled_ns_min: spread.min.saturating_mul(period_ns),
+        sampled_ns_max: spread.max.saturating_mul(period_ns),
         loop_period_ns: loop_period_ns(intervals, period_ns),
-        sampled_ns_by_phase: (0..PHASES).map(|i| samples_at(times(), period_ns, middle(i)) * period_ns).collect(),
+        sampled_ns_by_phase: (0..PHASES)
+            .map(|i| samples_at(times(), period_ns, middle(i)).saturating_mul(period_ns))
+            .collect(),
     })
 }
 
@@ -91,8 +93,8 @@ fn independent_variance(times: impl Iterator<Item = (u64, u64, u32)>, period_ns:
         if first == last {
             *part_ns.entry((first, track)).or_default() += end - start;
         } else {
-            *part_ns.entry((first, track)).or_default() += (first + 1) * period_ns - start;
-            *part_ns.entry((last, track)).or_default() += end - last * period_ns;
+            *part_ns.entry((first, track)).or_default() += period_ns - start % period_ns;
+            *part_ns.entry((last, track)).or_default() += end % period_ns;
         }
     }
     let mut parts: Vec<_> = part_ns.into_iter().filter(|&(_, part_ns)| 0 < part_ns && part_ns < period_ns).collect();

@@ -289,3 +289,22 @@ fn random_starts_are_not_taken_for_lock_step() {
         .collect();
     assert!(lock_step::find(&work(&times), 1000).is_empty());
 }
+
+#[test]
+fn damaged_times_and_depths_are_survived() {
+    let mut memory = Memory::default();
+    for (start_ns, duration_ns) in [(i64::MIN, u64::MAX), (0, u64::MAX), (i64::MAX, 5), (7, 0)] {
+        let Ok(()) = memory.event(Kernel { start_ns, duration_ns, timing: timing::MEASURED, ..Kernel::default() });
+    }
+    let timeline = Timeline::new(memory.definitions, memory.events);
+    assert_eq!(only(&timeline, &Options::default()).calls, 4);
+    let schedule = Schedule::Random { jitter: Jitter::Uniform, seed: 1, runs: 1 };
+    assert!(
+        compare(&timeline, &Options { schedule, ..Options::default() }).unwrap_err().to_string().contains("--runs")
+    );
+
+    let nested: Vec<_> = (0..20_000).map(|depth| (depth, 100_000, 0)).collect();
+    let work = Work::collect(&threads(&nested), None, Some(By::Stack)).unwrap();
+    assert_eq!(work.keys.len(), 1024);
+    assert_eq!(work.exact_ns(), 119_999);
+}

@@ -9,7 +9,7 @@ use ktape_format::definition::{Frame, frame_kind};
 use ktape_format::event::Event as _;
 use rustc_hash::FxHashMap;
 
-use super::device_work::{function_label, stack_label};
+use super::device_work::{MOST_FRAMES, function_label, stack_label};
 use super::work::{By, Collector, Interval};
 use crate::timeline::Timeline;
 
@@ -68,7 +68,11 @@ fn cut(collector: &mut Collector, keys: &mut Keys<'_>, track: u32, slices: &[Sli
             spend(collector, track, top, &mut now_ns, slice.start_ns);
         }
         now_ns = now_ns.max(slice.start_ns);
-        let key = keys.key(collector, open.last().map(|caller| caller.key), slice.frame);
+        let caller = open.last().map(|caller| caller.key);
+        let key = match caller {
+            Some(caller) if keys.by == By::Stack && open.len() >= MOST_FRAMES => caller,
+            _ => keys.key(collector, caller, slice.frame),
+        };
         open.push(Open { end_ns: slice.end_ns, key, self_ns: 0 });
     }
     close(collector, track, &mut open, &mut now_ns, i64::MAX);

@@ -29,8 +29,8 @@ pub struct Piece {
     pub track: u32,
 }
 
-/// More windows than this are a mistyped unit or a damaged time stamp.
-const MOST_WINDOWS: u64 = 1_000_000;
+/// More windows than this (a day has 86,400 seconds) are a mistyped unit or a damaged time stamp.
+const MOST_WINDOWS: u64 = 100_000;
 
 /// The windows to simulate, and what to tell the user of those that the trace is too short for.
 pub fn choose(work: &Work, lengths_ns: &[u64]) -> Result<(Vec<Windows>, Vec<String>), Error> {
