@@ -1,14 +1,251 @@
 //! `analyze flamegraph`.
 
-use anyhow::Result;
+use std::io::{self, BufWriter, Write};
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context as _, Result, bail, ensure};
+use regex::Regex;
 
 use super::Outcome;
+use super::load::{Loaded, load};
+use crate::export::flamegraph::svg::{self, Caption};
+use crate::export::flamegraph::{By, Shape, Tree, folded};
+use crate::export::speedscope;
+use crate::timeline::Selection;
+use crate::timeline::weights::{Value, Weights, weigh};
+
+const EXAMPLES: &str = "\
+Examples:
+  analyze flamegraph run.ktape -o run.svg                     exact GPU time by stack; open it in a browser
+  analyze flamegraph run.ktape -o run.svg --reverse           by kernel, and above each who launched it
+  analyze flamegraph run.ktape -o api.svg --value api         where the host's time in the API goes
+  analyze flamegraph run.ktape --folded --filter attention    as text, only stacks through attention
+  analyze flamegraph run.ktape --speedscope run.json          for https://www.speedscope.app
+
+Every width is a sum of exact values: the root is the trace's total. Work whose launch is not on the tape stands under
+[launch not recorded]. Sums are over streams, so work that overlaps counts as often as it runs.";
 
 /// The options of `analyze flamegraph`.
 #[derive(clap::Args, Debug)]
-pub struct Args {}
+#[command(after_help = EXAMPLES)]
+pub struct Args {
+    /// The tape or PyTorch trace to read
+    #[arg(value_name = "FILE")]
+    input: PathBuf,
+    /// Where to write the SVG, or with --folded the text [default with --folded: standard output]
+    #[arg(short, long, value_name = "FILE", required_unless_present_any = ["folded", "speedscope"])]
+    output: Option<PathBuf>,
+    /// What the width is
+    #[arg(long, value_enum, default_value_t = Value::Gpu)]
+    value: Value,
+    /// What stands at the root, below the stack
+    #[arg(long, value_enum, default_value_t = By::Stack)]
+    by: By,
+    /// Only stacks with a frame, kernel or call whose text matches
+    #[arg(long, value_name = "REGEX")]
+    filter: Option<Regex>,
+    /// Turn the stacks over: kernels at the root, hanging from the top, their callers below
+    #[arg(long)]
+    reverse: bool,
+    /// Write folded stacks ("main;forward;gemm 1234") instead of an SVG
+    #[arg(long)]
+    folded: bool,
+    /// Write a profile for speedscope
+    #[arg(long, value_name = "FILE")]
+    speedscope: Option<PathBuf>,
+    /// The heading of the SVG and name of the profile [default: what it shows and of which file]
+    #[arg(long)]
+    title: Option<String>,
+    /// Replace files that exist
+    #[arg(long)]
+    force: bool,
+    #[command(flatten)]
+    selection: Selection,
+}
 
 /// Runs `analyze flamegraph`.
-pub fn run(_args: &Args) -> Result<Outcome> {
-    anyhow::bail!("not built yet")
+pub fn run(args: &Args) -> Result<Outcome> {
+    for path in args.output.iter().chain(&args.speedscope) {
+        ensure_writable(path, args.force)?;
+    }
+    let loaded = load(&args.input, &with_launches(&args.selection))?;
+    let mut notes = io::stderr().lock();
+    if loaded.lost > 0 {
+        writeln!(notes, "{} events were lost before they reached the file; every sum is too small", loaded.lost)?;
+    }
+    let weights =
+        weigh(&loaded.timeline, args.value, &args.selection.kind).context(args.input.display().to_string())?;
+    ensure_something(args, &loaded, &weights)?;
+    for note in quality_notes(&weights) {
+        writeln!(notes, "{note}")?;
+    }
+    let shape = Shape { by: args.by, filter: args.filter.clone(), reverse: args.reverse };
+    let tree = Tree::new(&loaded.timeline, &weights, &shape);
+    if tree.total() == 0 {
+        let filter = args.filter.as_ref().map_or("", Regex::as_str);
+        bail!("{}: no frame matches `{filter}`; `analyze flamegraph --folded` lists the frames", args.input.display());
+    }
+    write_outputs(args, &loaded, &weights, &tree)?;
+    Ok(if loaded.lost > 0 { Outcome::Losses } else { Outcome::Done })
+}
+
+fn write_outputs(args: &Args, loaded: &Loaded, weights: &Weights, tree: &Tree) -> Result<()> {
+    let caption = caption(args, loaded, weights, tree);
+    let mut said = io::stderr().lock();
+    match (&args.output, args.folded) {
+        (Some(path), true) => {
+            write_file(path, args.force, |out| folded::write(tree, out))?;
+            writeln!(said, "{}: folded stacks, {}", path.display(), caption.subtitle)?;
+        }
+        (None, true) => {
+            let mut out = BufWriter::new(io::stdout().lock());
+            folded::write(tree, &mut out)?;
+            out.flush()?;
+        }
+        (Some(path), false) => {
+            let mut hidden = 0;
+            write_file(path, args.force, |out| svg::write(tree, &caption, out).map(|thin| hidden = thin))?;
+            let frames = tree.frames();
+            writeln!(
+                said,
+                "{}: {}; {frames} frames, {hidden} of them too thin to be drawn; open it in a browser",
+                path.display(),
+                caption.subtitle
+            )?;
+        }
+        (None, false) => {}
+    }
+    if let Some(path) = &args.speedscope {
+        write_file(path, args.force, |out| speedscope::write(tree, args.value, args.by, &caption.title, out))?;
+        writeln!(said, "{}: {}; open it in https://www.speedscope.app", path.display(), caption.subtitle)?;
+    }
+    Ok(())
+}
+
+/// The selection with the calls that launched what it selects: without them no work has a stack.
+fn with_launches(selection: &Selection) -> Selection {
+    let mut selection = selection.clone();
+    if !selection.kind.is_empty() {
+        selection.kind.extend(["launch", "graph_launch", "api"].map(str::to_owned));
+    }
+    selection
+}
+
+fn caption(args: &Args, loaded: &Loaded, weights: &Weights, tree: &Tree) -> Caption {
+    let (what, unit) = match args.value {
+        Value::Gpu => ("GPU time", "ns"),
+        Value::Launches => ("Launches", "launches"),
+        Value::Api => ("Host time in API calls", "ns"),
+        Value::Copies => ("Copy time", "ns"),
+        Value::Bytes => ("Bytes copied", "bytes"),
+    };
+    let by = match args.by {
+        By::Stack => "",
+        By::Kernel => " by kernel",
+        By::Stream => " by stream",
+        By::Rank => " by rank",
+    };
+    let file = loaded
+        .path
+        .file_name()
+        .map_or_else(|| loaded.path.display().to_string(), |name| name.to_string_lossy().into_owned());
+    let mut subtitle = format!("width = exact {unit}, {} in all", grouped(tree.total()));
+    if let Some(filter) = &args.filter {
+        subtitle += &format!(" of {} that match `{filter}`", grouped(weights.total));
+    }
+    for note in quality_notes(weights) {
+        subtitle += &format!("; {note}");
+    }
+    if loaded.lost > 0 {
+        subtitle += &format!("; {} events lost", grouped(loaded.lost));
+    }
+    Caption {
+        title: args.title.clone().unwrap_or_else(|| format!("{what}{by}: {file}")),
+        subtitle,
+        unit: unit.to_owned(),
+        hanging: args.reverse,
+    }
+}
+
+/// What has to be said about the device times that were added up.
+fn quality_notes(weights: &Weights) -> Vec<String> {
+    let mut notes = Vec::new();
+    if weights.absent > 0 {
+        notes.push(format!(
+            "{} of {} operations have no device time",
+            grouped(weights.absent),
+            grouped(weights.events)
+        ));
+    }
+    if weights.bounded > 0 {
+        notes.push(format!("{} of {} are upper bounds", grouped(weights.bounded), grouped(weights.events)));
+    }
+    notes
+}
+
+/// Says why there is nothing to draw, and what can be drawn instead.
+fn ensure_something(args: &Args, loaded: &Loaded, weights: &Weights) -> Result<()> {
+    if weights.total > 0 {
+        return Ok(());
+    }
+    let file = loaded.path.display();
+    let calls = weigh(&loaded.timeline, Value::Api, &[]).map_or(0, |calls| calls.events);
+    match args.value {
+        Value::Gpu | Value::Copies if calls > 0 => bail!(
+            "{file}: no device times ({} device operations, {} host calls): draw the host's side with `--value api` or `--value launches`",
+            weights.events,
+            calls
+        ),
+        _ => bail!("{file}: nothing to draw: no event in the selection counts; `analyze info` says what there is"),
+    }
+}
+
+/// A number with its thousands apart, as the graph has it.
+fn grouped(number: u64) -> String {
+    let digits = number.to_string();
+    let mut grouped = String::with_capacity(digits.len() * 4 / 3);
+    for (index, digit) in digits.char_indices() {
+        if index > 0 && (digits.len() - index).is_multiple_of(3) {
+            grouped.push(',');
+        }
+        grouped.push(digit);
+    }
+    grouped
+}
+
+fn ensure_writable(path: &Path, force: bool) -> Result<()> {
+    ensure!(force || !path.exists(), "{}: exists already; replace it with --force", path.display());
+    Ok(())
+}
+
+/// Writes a file beside its place and moves it there when it is whole.
+fn write_file(
+    path: &Path,
+    force: bool,
+    write: impl FnOnce(&mut BufWriter<&mut tempfile::NamedTempFile>) -> io::Result<()>,
+) -> Result<()> {
+    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let context = || format!("cannot write {}", path.display());
+    let mut file = tempfile::NamedTempFile::new_in(folder).with_context(context)?;
+    let mut out = BufWriter::with_capacity(1 << 20, &mut file);
+    write(&mut out).and_then(|()| out.flush()).with_context(context)?;
+    drop(out);
+    match force {
+        true => file.persist(path).map(drop).map_err(|failed| failed.error),
+        false => file.persist_noclobber(path).map(drop).map_err(|failed| failed.error),
+    }
+    .with_context(context)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::grouped;
+
+    #[test]
+    fn thousands_stand_apart() {
+        assert_eq!(grouped(0), "0");
+        assert_eq!(grouped(999), "999");
+        assert_eq!(grouped(1_000), "1,000");
+        assert_eq!(grouped(u64::MAX), "18,446,744,073,709,551,615");
+    }
 }
