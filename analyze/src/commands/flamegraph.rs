@@ -11,8 +11,8 @@ use super::load::{Loaded, load};
 use crate::export::flamegraph::svg::{self, Caption};
 use crate::export::flamegraph::{By, Shape, Tree, folded};
 use crate::export::speedscope;
-use crate::timeline::Selection;
 use crate::timeline::weights::{Value, Weights, weigh};
+use crate::timeline::{Selection, Timeline};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -68,16 +68,15 @@ pub fn run(args: &Args) -> Result<Outcome> {
     for path in args.output.iter().chain(&args.speedscope) {
         ensure_writable(path, args.force)?;
     }
-    let loaded = load(&args.input, &with_launches(&args.selection))?;
-    let mut notes = io::stderr().lock();
+    let loaded = load_with_launches(args)?;
     if loaded.lost > 0 {
-        writeln!(notes, "{} events were lost before they reached the file; every sum is too small", loaded.lost)?;
+        say(&format!("{} events are lost, so every sum may be too small", grouped(loaded.lost)));
     }
     let weights =
         weigh(&loaded.timeline, args.value, &args.selection.kind).context(args.input.display().to_string())?;
     ensure_something(args, &loaded, &weights)?;
     for note in quality_notes(&weights) {
-        writeln!(notes, "{note}")?;
+        say(&note);
     }
     let shape = Shape { by: args.by, filter: args.filter.clone(), reverse: args.reverse };
     let tree = Tree::new(&loaded.timeline, &weights, &shape);
@@ -91,11 +90,10 @@ pub fn run(args: &Args) -> Result<Outcome> {
 
 fn write_outputs(args: &Args, loaded: &Loaded, weights: &Weights, tree: &Tree) -> Result<()> {
     let caption = caption(args, loaded, weights, tree);
-    let mut said = io::stderr().lock();
     match (&args.output, args.folded) {
         (Some(path), true) => {
             write_file(path, args.force, |out| folded::write(tree, out))?;
-            writeln!(said, "{}: folded stacks, {}", path.display(), caption.subtitle)?;
+            say(&format!("{}: folded stacks, {}", path.display(), caption.subtitle));
         }
         (None, true) => {
             let mut out = BufWriter::new(io::stdout().lock());
@@ -106,29 +104,38 @@ fn write_outputs(args: &Args, loaded: &Loaded, weights: &Weights, tree: &Tree) -
             let mut hidden = 0;
             write_file(path, args.force, |out| svg::write(tree, &caption, out).map(|thin| hidden = thin))?;
             let frames = tree.frames();
-            writeln!(
-                said,
+            say(&format!(
                 "{}: {}; {frames} frames, {hidden} of them too thin to be drawn; open it in a browser",
                 path.display(),
                 caption.subtitle
-            )?;
+            ));
         }
         (None, false) => {}
     }
     if let Some(path) = &args.speedscope {
         write_file(path, args.force, |out| speedscope::write(tree, args.value, args.by, &caption.title, out))?;
-        writeln!(said, "{}: {}; open it in https://www.speedscope.app", path.display(), caption.subtitle)?;
+        say(&format!("{}: {}; open it in https://www.speedscope.app", path.display(), caption.subtitle));
     }
     Ok(())
 }
 
-/// The selection with the calls that launched what it selects: without them no work has a stack.
-fn with_launches(selection: &Selection) -> Selection {
-    let mut selection = selection.clone();
-    if !selection.kind.is_empty() {
-        selection.kind.extend(["launch", "graph_launch", "api"].map(str::to_owned));
+/// Loads the selection, and for the time of device work also the calls that launched it: they may be of another kind
+/// than those selected and are often before its start, and without them the work has no stack.
+fn load_with_launches(args: &Args) -> Result<Loaded> {
+    let on_host = matches!(args.value, Value::Api | Value::Launches);
+    if on_host || (args.selection.kind.is_empty() && args.selection.from.is_none()) {
+        return load(&args.input, &args.selection);
     }
-    selection
+    let kind = ["launch", "graph_launch", "api"].map(str::to_owned).to_vec();
+    let mut loaded = load(&args.input, &args.selection)?;
+    let mut calls = load(&args.input, &Selection { from: None, kind, ..args.selection.clone() })?.timeline;
+    let mut events = std::mem::take(&mut loaded.timeline.events);
+    events.launch = std::mem::take(&mut calls.events.launch);
+    events.graph_launch = std::mem::take(&mut calls.events.graph_launch);
+    events.api = std::mem::take(&mut calls.events.api);
+    // Both have all definitions of the file; the second has those of a tape that grew in between.
+    loaded.timeline = Timeline::new(calls.definitions, events);
+    Ok(loaded)
 }
 
 fn caption(args: &Args, loaded: &Loaded, weights: &Weights, tree: &Tree) -> Caption {
@@ -200,6 +207,11 @@ fn ensure_something(args: &Args, loaded: &Loaded, weights: &Weights) -> Result<(
     }
 }
 
+/// Tells the user, on standard error as standard output may be the product. Where that is closed nobody listens.
+fn say(line: &str) {
+    let _ = writeln!(io::stderr(), "{line}");
+}
+
 /// A number with its thousands apart, as the graph has it.
 fn grouped(number: u64) -> String {
     let digits = number.to_string();
@@ -226,7 +238,11 @@ fn write_file(
 ) -> Result<()> {
     let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
     let context = || format!("cannot write {}", path.display());
-    let mut file = tempfile::NamedTempFile::new_in(folder).with_context(context)?;
+    let mut builder = tempfile::Builder::new();
+    // As a file made by a redirect; without this it would be the owner's alone.
+    #[cfg(unix)]
+    builder.permissions(std::os::unix::fs::PermissionsExt::from_mode(0o666));
+    let mut file = builder.tempfile_in(folder).with_context(context)?;
     let mut out = BufWriter::with_capacity(1 << 20, &mut file);
     write(&mut out).and_then(|()| out.flush()).with_context(context)?;
     drop(out);

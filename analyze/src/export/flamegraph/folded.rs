@@ -3,7 +3,8 @@
 
 use std::io::{self, Write};
 
-use super::Tree;
+use super::label::NO_BREAK_SPACE;
+use super::tree::Tree;
 
 /// Writes a tree as folded stacks.
 pub fn write(tree: &Tree, out: &mut impl Write) -> io::Result<()> {
@@ -17,16 +18,13 @@ pub fn write(tree: &Tree, out: &mut impl Write) -> io::Result<()> {
     })
 }
 
-/// A frame that readers of the format take as it is. To them a number at the end is another weight (`step 12 500`),
-/// and a line that begins with `# ` a comment; a no-break space looks the same and is neither.
+/// A frame that readers of the format take as it is: to them a number at the end is another weight (`step 12 500`).
 fn foldable(text: &str) -> String {
-    const NO_BREAK_SPACE: &str = "\u{a0}";
-    let text = text.strip_prefix("# ").map_or(text.to_owned(), |rest| format!("#{NO_BREAK_SPACE}{rest}"));
     match text.rsplit_once(' ') {
         Some((head, number)) if number.bytes().all(|byte| byte.is_ascii_digit() || byte == b'.') => {
             format!("{head}{NO_BREAK_SPACE}{number}")
         }
-        _ => text,
+        _ => text.to_owned(),
     }
 }
 
@@ -38,7 +36,6 @@ mod tests {
     fn a_number_at_the_end_is_no_weight() {
         assert_eq!(foldable("step 12"), "step\u{a0}12");
         assert_eq!(foldable("step 1.5"), "step\u{a0}1.5");
-        assert_eq!(foldable("# no comment"), "#\u{a0}no comment");
         assert_eq!(foldable("Memcpy HtoD (Pageable -> Device)"), "Memcpy HtoD (Pageable -> Device)");
     }
 }

@@ -3,13 +3,16 @@
 //! Frames with the same text and class are one frame. Text is made fit for all formats here, once: the folded format
 //! separates frames by `;` and ends a stack with a space and a number, XML has no control characters.
 
-use ktape_format::Definitions;
 use ktape_format::definition::{Context, Device, Process, Stack, Stream, frame_kind, property};
 use ktape_format::table::DefinitionKind;
+use ktape_format::{Definitions, Table};
 use rustc_hash::FxHashMap;
 
 use crate::timeline::names::{FrameName, kernel_labels};
 use crate::timeline::weights::{Leaf, LeafKind, Place};
+
+/// Looks like a space and is none.
+pub(super) const NO_BREAK_SPACE: char = '\u{a0}';
 
 /// What a frame is, which decides its colour.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -35,7 +38,7 @@ pub enum Class {
 pub struct Label {
     /// What it is.
     pub class: Class,
-    /// The text, never empty, without `;`, control characters and outer white space.
+    /// The text, never empty, without `;`, a leading `# `, control characters and outer white space.
     pub text: String,
     /// The name alone, for formats that have fields for the rest.
     pub name: String,
@@ -51,6 +54,8 @@ pub(super) struct Labels {
     all: Vec<Label>,
     by_text: FxHashMap<(Class, String), u32>,
     by_frame: FxHashMap<(u32, u32), u32>,
+    by_stream: FxHashMap<u32, u32>,
+    by_process: FxHashMap<u32, u32>,
 }
 
 impl Labels {
@@ -106,32 +111,26 @@ impl Labels {
 
     /// The label of the stream that work ran on.
     pub(super) fn stream(&mut self, definitions: &Definitions, place: &Place) -> u32 {
-        let Some(stream) = definitions.get::<Stream>(place.stream) else {
-            return self.text(Class::Note, "[no stream]");
-        };
-        let context = definitions.get::<Context>(stream.context).unwrap_or_default();
-        let device =
-            definitions.get::<Device>(context.device).map_or("?".to_owned(), |device| device.index.to_string());
-        // A stream's number means something within its process and context only.
-        let mut text = format!("device {device} stream {}", stream.native);
-        if definitions.contexts.process.iter().any(|&process| process != context.process) {
-            text = format!("{text}, {}", process_text(definitions, context.process));
+        if let Some(&label) = self.by_stream.get(&place.stream) {
+            return label;
         }
-        let device_of_row = definitions.contexts.device.iter().zip(&definitions.contexts.process);
-        if device_of_row.filter(|row| *row == (&context.device, &context.process)).count() > 1 {
-            text = format!("{text}, context {:#x}", context.native);
-        }
-        self.text(Class::Note, &text)
+        let label = self.text(Class::Note, &stream_text(definitions, place.stream));
+        self.by_stream.insert(place.stream, label);
+        label
     }
 
     /// The label of the process that work belongs to.
     pub(super) fn process(&mut self, definitions: &Definitions, place: &Place) -> u32 {
-        let text = process_text(definitions, place.process);
-        let rank = definitions.property(DefinitionKind::Process as u16, place.process, property::RANK);
-        match rank {
-            Some(rank) => self.text(Class::Note, &format!("rank {rank}, {text}")),
-            None => self.text(Class::Note, &text),
+        if let Some(&label) = self.by_process.get(&place.process) {
+            return label;
         }
+        let text = process_text(definitions, place.process);
+        let label = match definitions.property(DefinitionKind::Process as u16, place.process, property::RANK) {
+            Some(rank) => self.text(Class::Note, &format!("rank {rank} ({text})")),
+            None => self.text(Class::Note, &format!("{text} (no rank)")),
+        };
+        self.by_process.insert(place.process, label);
+        label
     }
 
     fn add(&mut self, label: Label) -> u32 {
@@ -144,6 +143,24 @@ impl Labels {
     }
 }
 
+/// A stream by its device and number; by its process and context too where there are several, as both number anew.
+fn stream_text(definitions: &Definitions, stream: u32) -> String {
+    let Some(stream) = definitions.get::<Stream>(stream) else { return "[no stream]".to_owned() };
+    let Some(context) = definitions.get::<Context>(stream.context) else {
+        return format!("stream {} (no device)", stream.native);
+    };
+    let device = definitions.get::<Device>(context.device).map_or("?".to_owned(), |device| device.index.to_string());
+    let mut place = format!("device {device}");
+    let beside = |other: &Context| (other.process, other.device) == (context.process, context.device);
+    if definitions.contexts.rows().filter(beside).count() > 1 {
+        place += &format!(", context {:#x}", context.native);
+    }
+    if definitions.contexts.rows().any(|other| other.process != context.process) {
+        place += &format!(", {}", process_text(definitions, context.process));
+    }
+    format!("stream {} ({place})", stream.native)
+}
+
 fn process_text(definitions: &Definitions, process: u32) -> String {
     match definitions.get::<Process>(process) {
         Some(row) => format!("pid {}", row.pid),
@@ -152,7 +169,7 @@ fn process_text(definitions: &Definitions, process: u32) -> String {
 }
 
 /// Text as [`Label::text`] promises. A semicolon becomes the full-width one, which looks the same and separates
-/// nothing.
+/// nothing; the space of a leading `# `, which makes a line of folded text a comment, one that does not break.
 fn clean(text: &str) -> String {
     let fit = |c: char| match c {
         ';' => '；',
@@ -161,9 +178,10 @@ fn clean(text: &str) -> String {
         c => c,
     };
     let clean: String = text.trim().chars().map(fit).collect();
-    match clean.trim() {
-        "" => "[no name]".to_owned(),
-        trimmed => trimmed.to_owned(),
+    match (clean.trim(), clean.trim().strip_prefix("# ")) {
+        ("", _) => "[no name]".to_owned(),
+        (_, Some(rest)) => format!("#{NO_BREAK_SPACE}{rest}"),
+        (trimmed, None) => trimmed.to_owned(),
     }
 }
 
@@ -176,6 +194,7 @@ mod tests {
         assert_eq!(clean("a;b\nc\u{1}"), "a；b c");
         assert_eq!(clean(" \n"), "[no name]");
         assert_eq!(clean("\u{0} x \u{ffff}"), "x \u{fffd}");
+        assert_eq!(clean("# no comment"), "#\u{a0}no comment");
         assert_eq!(clean("normal<int, 4>"), "normal<int, 4>");
     }
 }
