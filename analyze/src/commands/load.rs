@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context as _, Result};
 use ktape_format::{Damage, Tape, TapeError, header};
 
+use super::Outcome;
 use crate::timeline::{Selection, Timeline};
 
 /// An opened trace.
@@ -14,6 +15,8 @@ use crate::timeline::{Selection, Timeline};
 pub struct Loaded {
     /// Where it came from.
     pub path: PathBuf,
+    /// How long the file is.
+    pub file_bytes: u64,
     /// What is in it, cut to the selection.
     pub timeline: Timeline,
     /// How many events were lost: before they reached the file, or in damaged parts of it. Every report says so first.
@@ -24,6 +27,13 @@ pub struct Loaded {
     pub staged_rows: u64,
     /// Whether the writer finished the file.
     pub closed: bool,
+}
+
+impl Loaded {
+    /// How a command over this trace ends well.
+    pub fn outcome(&self) -> Outcome {
+        if self.lost > 0 || !self.damage.is_empty() { Outcome::Losses } else { Outcome::Done }
+    }
 }
 
 /// Opens `path` and keeps what `selection` asks for.
@@ -47,6 +57,7 @@ fn load_tape(path: &Path, selection: &Selection) -> Result<Loaded> {
     let damaged = contents.damage.iter().filter_map(|damage| damage.rows).fold(0_u64, u64::saturating_add);
     Ok(Loaded {
         path: path.to_owned(),
+        file_bytes: tape.file_bytes(),
         timeline: Timeline::new(contents.definitions, contents.events),
         lost: lost.saturating_add(damaged),
         damage: contents.damage,
