@@ -5,8 +5,8 @@ use std::path::PathBuf;
 
 use anyhow::Result;
 
-use super::Outcome;
 use super::load::load;
+use super::{Outcome, note_losses};
 use crate::export::json_lines;
 use crate::timeline::Selection;
 
@@ -32,13 +32,10 @@ pub struct Args {
 /// Runs `analyze dump`.
 pub fn run(args: &Args) -> Result<Outcome> {
     let loaded = load(&args.input, &args.selection)?;
-    if loaded.lost > 0 {
-        // Not among the events, whose reader is a program. A closed stderr leaves nobody to tell.
-        let _ =
-            writeln!(io::stderr(), "{} events are lost: they happened, but cannot be read from this file", loaded.lost);
-    }
+    // Not among the events, whose reader is a program. A closed stderr leaves nobody to tell.
+    let _ = note_losses(&mut io::stderr(), &loaded);
     let mut out = BufWriter::with_capacity(1 << 18, io::stdout().lock());
     json_lines::write(&loaded.timeline, &mut out)?;
     out.flush()?;
-    Ok(if loaded.lost > 0 { Outcome::Losses } else { Outcome::Done })
+    Ok(loaded.outcome())
 }

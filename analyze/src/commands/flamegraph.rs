@@ -6,8 +6,9 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context as _, Result, bail, ensure};
 use regex::Regex;
 
-use super::Outcome;
+use super::human::HumanCount;
 use super::load::{Loaded, load};
+use super::{Outcome, note_losses};
 use crate::export::flamegraph::svg::{self, Caption};
 use crate::export::flamegraph::{By, Shape, Tree, folded};
 use crate::export::speedscope;
@@ -69,9 +70,8 @@ pub fn run(args: &Args) -> Result<Outcome> {
         ensure_writable(path, args.force)?;
     }
     let loaded = load_with_launches(args)?;
-    if loaded.lost > 0 {
-        say(&format!("{} events are lost, so every sum may be too small", grouped(loaded.lost)));
-    }
+    // Standard output may be the product. A closed stderr leaves nobody to tell.
+    let _ = note_losses(&mut io::stderr(), &loaded);
     let weights =
         weigh(&loaded.timeline, args.value, &args.selection.kind).context(args.input.display().to_string())?;
     ensure_something(args, &loaded, &weights)?;
@@ -85,7 +85,7 @@ pub fn run(args: &Args) -> Result<Outcome> {
         bail!("{}: no frame matches `{filter}`; `analyze flamegraph --folded` lists the frames", args.input.display());
     }
     write_outputs(args, &loaded, &weights, &tree)?;
-    Ok(if loaded.lost > 0 { Outcome::Losses } else { Outcome::Done })
+    Ok(loaded.outcome())
 }
 
 fn write_outputs(args: &Args, loaded: &Loaded, weights: &Weights, tree: &Tree) -> Result<()> {
@@ -139,12 +139,12 @@ fn load_with_launches(args: &Args) -> Result<Loaded> {
 }
 
 fn caption(args: &Args, loaded: &Loaded, weights: &Weights, tree: &Tree) -> Caption {
-    let (what, unit) = match args.value {
-        Value::Gpu => ("GPU time", "ns"),
-        Value::Launches => ("Launches", "launches"),
-        Value::Api => ("Host time in API calls", "ns"),
-        Value::Copies => ("Copy time", "ns"),
-        Value::Bytes => ("Bytes copied", "bytes"),
+    let (what, unit, of) = match args.value {
+        Value::Gpu => ("GPU time", "ns", "ns of kernels, copies and memsets"),
+        Value::Launches => ("Launches", "launches", "kernel and graph launches"),
+        Value::Api => ("Host time in API calls", "ns", "ns in API calls"),
+        Value::Copies => ("Copy time", "ns", "ns of copies and memsets"),
+        Value::Bytes => ("Bytes copied", "bytes", "bytes copied"),
     };
     let by = match args.by {
         By::Stack => "",
@@ -152,23 +152,18 @@ fn caption(args: &Args, loaded: &Loaded, weights: &Weights, tree: &Tree) -> Capt
         By::Stream => " by stream",
         By::Rank => " by rank",
     };
-    let file = loaded
-        .path
-        .file_name()
-        .map_or_else(|| loaded.path.display().to_string(), |name| name.to_string_lossy().into_owned());
-    let mut subtitle = format!("width = exact {unit}, {} in all", grouped(tree.total()));
+    let file = loaded.path.file_name().unwrap_or(loaded.path.as_os_str()).to_string_lossy();
+    let mut parts = vec![format!("{} {of}, exact", HumanCount(tree.total()))];
     if let Some(filter) = &args.filter {
-        subtitle += &format!(" of {} that match `{filter}`", grouped(weights.total));
+        parts.push(format!("only what matches `{filter}`, of {} {unit}", HumanCount(weights.total)));
     }
-    for note in quality_notes(weights) {
-        subtitle += &format!("; {note}");
-    }
+    parts.extend(quality_notes(weights));
     if loaded.lost > 0 {
-        subtitle += &format!("; {} events lost", grouped(loaded.lost));
+        parts.push(format!("{} events were lost", HumanCount(loaded.lost)));
     }
     Caption {
         title: args.title.clone().unwrap_or_else(|| format!("{what}{by}: {file}")),
-        subtitle,
+        subtitle: parts.join("; "),
         unit: unit.to_owned(),
         hanging: args.reverse,
     }
@@ -180,12 +175,12 @@ fn quality_notes(weights: &Weights) -> Vec<String> {
     if weights.absent > 0 {
         notes.push(format!(
             "{} of {} operations have no device time",
-            grouped(weights.absent),
-            grouped(weights.events)
+            HumanCount(weights.absent),
+            HumanCount(weights.events)
         ));
     }
     if weights.bounded > 0 {
-        notes.push(format!("{} of {} are upper bounds", grouped(weights.bounded), grouped(weights.events)));
+        notes.push(format!("{} of {} are upper bounds", HumanCount(weights.bounded), HumanCount(weights.events)));
     }
     notes
 }
@@ -210,19 +205,6 @@ fn ensure_something(args: &Args, loaded: &Loaded, weights: &Weights) -> Result<(
 /// Tells the user, on standard error as standard output may be the product. Where that is closed nobody listens.
 fn say(line: &str) {
     let _ = writeln!(io::stderr(), "{line}");
-}
-
-/// A number with its thousands apart, as the graph has it.
-fn grouped(number: u64) -> String {
-    let digits = number.to_string();
-    let mut grouped = String::with_capacity(digits.len() * 4 / 3);
-    for (index, digit) in digits.char_indices() {
-        if index > 0 && (digits.len() - index).is_multiple_of(3) {
-            grouped.push(',');
-        }
-        grouped.push(digit);
-    }
-    grouped
 }
 
 fn ensure_writable(path: &Path, force: bool) -> Result<()> {
@@ -251,17 +233,4 @@ fn write_file(
         false => file.persist_noclobber(path).map(drop).map_err(|failed| failed.error),
     }
     .with_context(context)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::grouped;
-
-    #[test]
-    fn thousands_stand_apart() {
-        assert_eq!(grouped(0), "0");
-        assert_eq!(grouped(999), "999");
-        assert_eq!(grouped(1_000), "1,000");
-        assert_eq!(grouped(u64::MAX), "18,446,744,073,709,551,615");
-    }
 }

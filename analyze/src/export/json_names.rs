@@ -25,7 +25,7 @@ const MAX_FRAMES: usize = 2048;
 
 /// Writes what ids stand for:
 /// - a string as it is, a frame as its label, a stack as an array of labels, the root first, a function as its name;
-/// - a launch shape as `{"kernel", "grid", "block", …}`, the kernel's name demangled;
+/// - a launch shape as `{"kernel", "grid", "block", …}`, the kernel's `name` demangled, with its `symbol` where that differs;
 /// - a thread as `{"pid", "tid", "name"}`, a stream as `{"pid", "device", "context", "stream"}`, other things likewise.
 #[derive(Debug)]
 pub(super) struct Names<'a> {
@@ -160,7 +160,8 @@ impl<'a> Names<'a> {
 
     fn kernel(&self, row: &KernelName) -> serde_json::Value {
         let symbol = self.definitions.string(row.name);
-        json!({ "name": demangled(symbol), "symbol": symbol, "module": self.string(row.module) })
+        let name = demangled(symbol);
+        json!({ "name": name, "symbol": (name != symbol).then_some(symbol), "module": self.string(row.module) })
     }
 
     fn thread(&self, id: u32, row: &Thread) -> serde_json::Value {

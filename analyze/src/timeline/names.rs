@@ -47,10 +47,10 @@ pub fn short_kernel_name(name: &str) -> String {
     if short.is_empty() { name.into_owned() } else { short.to_owned() }
 }
 
-/// A kernel's name without return type and parameters, its template arguments without namespaces:
-/// `void at::native::foo<4, at::bar<int> >(int)` is `at::native::foo<4, bar<int>>`.
+/// A kernel's name without namespaces, return type and parameters, but with its template arguments:
+/// `void at::native::foo<4, at::bar<int> >(int)` is `foo<4, bar<int>>`.
 ///
-/// Unlike [`short_kernel_name`] it tells the instances of a template apart, and `cutlass::Kernel2` from its like.
+/// Unlike [`short_kernel_name`] it tells the instances of a template apart, and one CUTLASS kernel from another.
 pub fn kernel_label(name: &str) -> String {
     const ANONYMOUS: &str = "(anonymous namespace)";
     let name = demangled(name);
@@ -76,7 +76,7 @@ pub fn kernel_label(name: &str) -> String {
             ' ' if angles == 0 && (label == "void" || name.contains('<')) => label.clear(),
             ' ' if angles > 0 && rest.starts_with(" const") => step = " const".len(),
             ' ' if rest.starts_with(" >") => {}
-            ':' if angles > 0 && rest.starts_with("::") => {
+            ':' if rest.starts_with("::") => {
                 step = 2;
                 drop_qualifier(&mut label, &rest[2..]);
             }
@@ -92,8 +92,7 @@ pub fn kernel_label(name: &str) -> String {
     if label.is_empty() { name.into_owned() } else { label.to_owned() }
 }
 
-/// At a `::` within template arguments: takes the namespace before it off `label`, and keeps what is needed to tell
-/// one lambda from another.
+/// At a `::`: takes the namespace before it off `label`, and keeps what is needed to tell one lambda from another.
 fn drop_qualifier(label: &mut String, rest: &str) {
     let word = label.trim_end_matches(|c: char| c.is_alphanumeric() || c == '_').len();
     if label[word..] == *"operator" {
@@ -201,10 +200,10 @@ impl<'a> FrameName<'a> {
         self.print(&self.name, self.file)
     }
 
-    /// As [`FrameName::full`], without what differs between two runs or two machines: a package's place on the disk
-    /// and an object's address.
+    /// As [`FrameName::full`], without what differs between two runs, two machines or two turns of a loop: a package's
+    /// place on the disk, an object's address, and which instance of a module or step of a profiler it is.
     pub fn short(&self) -> String {
-        self.print(&without_addresses(&self.name), short_path(self.file))
+        self.print(&without_instance(&without_addresses(&self.name)), short_path(self.file))
     }
 
     fn print(&self, name: &str, file: &str) -> String {
@@ -242,6 +241,18 @@ fn without_addresses(name: &str) -> Cow<'_, str> {
     Cow::Owned(kept)
 }
 
+/// A name without the number that PyTorch's profiler gives the instances of modules and its steps: all layers of
+/// `nn.Module: Block_0`, `nn.Module: Block_1`, … are `nn.Module: Block_*`, all steps `ProfilerStep#*`.
+fn without_instance(name: &str) -> Cow<'_, str> {
+    let module = name.strip_prefix("nn.Module: ").and_then(|module| module.rsplit_once('_')).map(|(_, number)| number);
+    match module.or_else(|| name.strip_prefix("ProfilerStep#")) {
+        Some(number) if !number.is_empty() && number.bytes().all(|byte| byte.is_ascii_digit()) => {
+            Cow::Owned(format!("{}*", &name[..name.len() - number.len()]))
+        }
+        _ => Cow::Borrowed(name),
+    }
+}
+
 /// A frame as py-spy and speedscope print it: see [`FrameName::full`].
 pub fn frame_label(definitions: &Definitions, frame: u32) -> String {
     FrameName::of_frame(definitions, frame).full()
@@ -275,21 +286,21 @@ mod tests {
     fn labels_tell_the_instances_of_a_template_apart() {
         assert_eq!(
             kernel_label("void at::native::foo<4, at::native::bar<int>, std::array<char*, 2ul> >(int, char*)"),
-            "at::native::foo<4, bar<int>, array<char*, 2ul>>"
+            "foo<4, bar<int>, array<char*, 2ul>>"
         );
         assert_eq!(
             kernel_label("void cutlass::Kernel2<cutlass_80_gemm_nn>(cutlass_80_gemm_nn::Params)"),
-            "cutlass::Kernel2<cutlass_80_gemm_nn>"
+            "Kernel2<cutlass_80_gemm_nn>"
         );
         assert_eq!(
             kernel_label(
                 "void at::native::elementwise_kernel<128, 2, at::native::gpu_kernel_impl_nocast<at::native::direct_copy_kernel_cuda(at::TensorIteratorBase&)::{lambda()#3}::operator()() const::{lambda()#7}::operator()() const::{lambda(float)#1}>(at::TensorIteratorBase&, float const&)::{lambda(int)#1}>(int, at::X)"
             ),
-            "at::native::elementwise_kernel<128, 2, gpu_kernel_impl_nocast<direct_copy_kernel_cuda::{lambda#3}::{lambda#7}::{lambda#1}>::{lambda#1}>"
+            "elementwise_kernel<128, 2, gpu_kernel_impl_nocast<direct_copy_kernel_cuda::{lambda#3}::{lambda#7}::{lambda#1}>::{lambda#1}>"
         );
         assert_eq!(
             kernel_label("void (anonymous namespace)::softmax<(anonymous namespace)::Max<float>, (Kind)3>(float*)"),
-            "(anonymous namespace)::softmax<Max<float>, 3>"
+            "softmax<Max<float>, 3>"
         );
         assert_eq!(kernel_label("ncclDevKernel_AllReduce(ncclArgs<4096ul>)"), "ncclDevKernel_AllReduce");
         assert_eq!(kernel_label("std::enable_if<true, void>::type scan<int>(int*)"), "scan<int>");
@@ -328,6 +339,11 @@ mod tests {
         assert_eq!(linear.full(), "linear (/venv/lib/python3.12/site-packages/torch/nn/functional.py:9)");
         assert_eq!(frame("run", "/usr/lib/python3.12/threading.py", 0).short(), "run (threading.py)");
         assert_eq!(frame("main", "serve.py", 3).short(), "main (serve.py:3)");
+        assert_eq!(frame("nn.Module: Block_12", "", 0).short(), "nn.Module: Block_*");
+        assert_eq!(frame("nn.Module: Block_12", "", 0).full(), "nn.Module: Block_12");
+        assert_eq!(frame("nn.Module: Block_a", "", 0).short(), "nn.Module: Block_a");
+        assert_eq!(frame("ProfilerStep#6", "", 0).short(), "ProfilerStep#*");
+        assert_eq!(frame("layer_1", "", 0).short(), "layer_1");
         assert_eq!(frame("<m of <X at 0x7f3a> at 0x9>", "", 0).short(), "<m of <X>>");
     }
 }

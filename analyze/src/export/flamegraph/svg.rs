@@ -63,6 +63,8 @@ pub fn write(tree: &Tree, caption: &Caption, out: &mut impl Write) -> io::Result
     options.count_name = caption.unit.clone();
     options.name_type = String::new();
     options.direction = if caption.hanging { Direction::Inverted } else { Direction::Straight };
+    // DejaVu Sans Mono, the widest of the usual fonts: text must not run out of its frame.
+    options.font_width = 0.61;
     options.text_truncate_direction = TextTruncateDirection::Right;
     options.image_width = Some(WIDTH_PX as usize);
     options.min_width = 0.0;
