@@ -13,10 +13,10 @@ use crate::timeline::Selection;
 const EXAMPLES: &str = "\
 Examples:
   analyze dump run.ktape | head -3
-  analyze dump run.ktape --kind kernel --from 1s --to 1.5s | jq -r '[.duration_ns, .shape.kernel.name] | @tsv'
-  analyze dump run.ktape --kind launch | jq -c 'select(.result != 0) | {function, stack}'
+  analyze dump run.ktape --kind kernel --from 1s --to 1.5s | jq .shape.kernel.name
+  analyze dump run.ktape --kind launch | jq -c 'select(.result != 0) | .stack'
 
-Times are nanoseconds on the tape's clock, sizes are bytes. Ids are resolved; null is \"none\" or \"not known\".";
+Times are nanoseconds on the tape's clock, sizes are bytes. null is \"none\" or \"not known\".";
 
 /// The options of `analyze dump`.
 #[derive(clap::Args, Debug)]

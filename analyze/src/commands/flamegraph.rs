@@ -17,14 +17,14 @@ use crate::timeline::{Selection, Timeline};
 
 const EXAMPLES: &str = "\
 Examples:
-  analyze flamegraph run.ktape -o run.svg                     exact GPU time by stack; open it in a browser
-  analyze flamegraph run.ktape -o run.svg --reverse           by kernel, and above each who launched it
-  analyze flamegraph run.ktape -o api.svg --value api         where the host's time in the API goes
-  analyze flamegraph run.ktape --folded --filter attention    as text, only stacks through attention
-  analyze flamegraph run.ktape --speedscope run.json          for https://www.speedscope.app
+  analyze flamegraph run.ktape -o run.svg                  open it in a browser
+  analyze flamegraph run.ktape -o run.svg --reverse        kernels, and who launched them
+  analyze flamegraph run.ktape -o api.svg --value api      where the host waits
+  analyze flamegraph run.ktape --folded --filter attention
+  analyze flamegraph run.ktape --speedscope run.json       for https://www.speedscope.app
 
-Every width is a sum of exact values: the root is the trace's total. Work whose launch is not on the tape stands under
-[launch not recorded]. Sums are over streams, so work that overlaps counts as often as it runs.";
+Widths are exact sums: the root is the trace's total, and work whose launch is not on the tape \
+stands under [launch not recorded]. Work that overlaps on several streams counts for each.";
 
 /// The options of `analyze flamegraph`.
 #[derive(clap::Args, Debug)]
@@ -42,10 +42,10 @@ pub struct Args {
     /// What stands at the root, below the stack
     #[arg(long, value_enum, default_value_t = By::Stack)]
     by: By,
-    /// Only stacks with a frame, kernel or call whose text matches
+    /// Only stacks with a frame, kernel or call whose text matches, as --folded prints it
     #[arg(long, value_name = "REGEX")]
     filter: Option<Regex>,
-    /// Turn the stacks over: kernels at the root, hanging from the top, their callers below
+    /// Turn the stacks over: kernels at the root, their callers hanging from them
     #[arg(long)]
     reverse: bool,
     /// Write folded stacks ("main;forward;gemm 1234") instead of an SVG
