@@ -9,6 +9,7 @@ pub mod intervals;
 pub mod names;
 pub mod selection;
 pub mod summary;
+pub mod weights;
 
 use ktape_format::event::{Event, Kernel, Memcpy, Memset};
 use ktape_format::{Definitions, Events, Table};
