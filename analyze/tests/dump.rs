@@ -1,53 +1,23 @@
 //! `analyze dump` from its user's side: each event is one line that says all of it.
 
+#[path = "common/everything.rs"]
+mod everything;
+
 use std::collections::HashMap;
-use std::convert::Infallible;
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
 
 use ktape_analyze::export::json_lines;
 use ktape_analyze::timeline::Timeline;
 use ktape_format::definition::{
-    Context, Definition, DefinitionVisitor, Device, Frame, KernelName, Process, Shape, Stack, Stream, Thread,
-    frame_kind, property, visit_definitions,
+    Context, Device, Frame, KernelName, Process, Shape, Stack, Stream, Thread, frame_kind, property,
 };
 use ktape_format::event::{Counter, Event, KindVisitor, Launch, Loss, Memcpy, visit_kinds};
 use ktape_format::table::{DefinitionKind, Refers, Scalar};
-use ktape_format::{Memory, Options, Row, Sink, Table, TapeWriter};
+use ktape_format::{Memory, Options, Sink, Table, TapeWriter};
 use proptest::prelude::*;
 use serde_json::value::RawValue;
 use serde_json::{Value as Json, json};
-
-/// A row of any kind from a stream of numbers; every bit pattern of every column can come.
-fn row<R: Row>(numbers: &mut impl Iterator<Item = u64>) -> R {
-    let mut row = R::default();
-    for (column, spec) in R::COLUMNS.iter().enumerate() {
-        let bits = numbers.next().unwrap_or(0);
-        // Most ids exist, so that what they stand for is written too.
-        let is_id = matches!(spec.refers, Refers::To(_)) && bits != u64::MAX;
-        row.set(column, if is_id { bits % 6 } else { bits });
-    }
-    row
-}
-
-struct Everything<'a, I> {
-    memory: &'a mut Memory,
-    numbers: I,
-}
-
-impl<I: Iterator<Item = u64>> KindVisitor for Everything<'_, I> {
-    type Error = Infallible;
-    fn visit<E: Event>(&mut self) -> Result<(), Infallible> {
-        (0..3).try_for_each(|_| self.memory.event(row::<E>(&mut self.numbers)))
-    }
-}
-
-impl<I: Iterator<Item = u64>> DefinitionVisitor for Everything<'_, I> {
-    type Error = Infallible;
-    fn visit<T: Definition>(&mut self) -> Result<(), Infallible> {
-        (0..3).try_for_each(|_| self.memory.define(row::<T>(&mut self.numbers)).map(drop))
-    }
-}
 
 fn dumped(timeline: &Timeline) -> Vec<String> {
     let mut out = Vec::new();
@@ -156,21 +126,10 @@ fn number(scalar: Scalar, text: &str) -> u64 {
 proptest! {
     #[test]
     fn every_event_comes_back(
-        numbers in prop::collection::vec(
-            prop_oneof![any::<u64>(), 0..8_u64, Just(u64::MAX), Just(i64::MIN as u64), Just(i64::MAX as u64)],
-            1..400,
-        ),
+        numbers in everything::numbers(),
         strings in prop::collection::vec(prop_oneof![any::<String>(), Just(r#"{"a": 1}"#.to_owned())], 0..6),
     ) {
-        let mut memory = Memory::default();
-        for string in &strings {
-            let Ok(_) = memory.string(string);
-        }
-        let mut everything = Everything { memory: &mut memory, numbers: numbers.iter().copied().cycle() };
-        let Ok(()) = visit_definitions(&mut everything);
-        let Ok(()) = visit_kinds(&mut everything);
-        let timeline = Timeline::new(memory.definitions, memory.events);
-
+        let timeline = everything::timeline(&numbers, &strings);
         let mut lines: HashMap<String, Vec<Fields>> = HashMap::new();
         let mut starts = Vec::new();
         for line in dumped(&timeline) {

@@ -2,19 +2,26 @@
 //! caused it, whatever the names are.
 
 mod common;
+#[path = "common/everything.rs"]
+mod everything;
 
 use std::collections::HashMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
+use ktape_analyze::export::flamegraph::svg::{self, Caption};
+use ktape_analyze::export::flamegraph::{By, Shape, Tree, folded};
 use ktape_analyze::import::kineto;
+use ktape_analyze::timeline::Timeline;
+use ktape_analyze::timeline::weights::{Value, weigh};
 use ktape_format::definition::{
-    Context, Device, Frame, Function, Graph, KernelName, Process, Shape, Stack, Stream, Thread, frame_kind, property,
+    self, Context, Device, Frame, Function, Graph, KernelName, Process, Stack, Stream, Thread, frame_kind, property,
 };
 use ktape_format::event::{Api, Event, GraphLaunch, Kernel, Launch, Loss, Memcpy, Memset, Sync, copy_kind, timing};
 use ktape_format::table::DefinitionKind;
-use ktape_format::{Options, Sink, TapeWriter};
+use ktape_format::{Options, Sink, Table, TapeWriter};
+use proptest::prelude::{Just, any, prop, prop_assert, prop_assert_eq, prop_oneof, proptest};
 use quick_xml::events::Event as Xml;
 use serde_json::Value as Json;
 
@@ -52,7 +59,7 @@ impl Trace {
     fn shape(&mut self, kernel: &str) -> u32 {
         let name = self.tape.string(kernel).unwrap();
         let kernel = self.tape.define(KernelName { name, module: 0 }).unwrap();
-        self.tape.define(Shape { kernel, grid_x: 1, ..Shape::default() }).unwrap()
+        self.tape.define(definition::Shape { kernel, grid_x: 1, ..definition::Shape::default() }).unwrap()
     }
 
     fn function(&mut self, name: &str) -> u32 {
@@ -368,14 +375,15 @@ fn thin_frames_are_counted_where_they_are_not_drawn() {
         for thin in 0..5 {
             trace.kernel(stack, &format!("thin_{thin}"), 3);
         }
+        trace.kernel(0, "thin at the root", 7);
     });
     let path = folder.path().join("out.svg");
     let output = analyze(&[tape.to_str().unwrap(), "-o", path.to_str().unwrap()]);
-    assert!(text(&output.stderr).contains("7 frames, 5 of them too thin"), "{}", text(&output.stderr));
+    assert!(text(&output.stderr).contains("9 frames, 7 of them too thin"), "{}", text(&output.stderr));
     let svg = fs::read_to_string(&path).unwrap();
-    assert!(svg.contains("5 frames are too thin to be drawn"));
+    assert!(svg.contains("7 frames are too thin to be drawn"));
     let (total, frames) = svg_frames(&svg);
-    assert_eq!(total, 1_000_000_000_016);
+    assert_eq!(total, 1_000_000_000_023);
     assert!(frames.iter().any(|frame| frame.0.starts_with("main (serve.py:42) (1,000,000,000,016 ns")), "{frames:?}");
 }
 
@@ -560,4 +568,68 @@ fn real_traces_sum_to_an_independent_count() {
         traces += 1;
     }
     assert!(traces >= 9, "{traces} traces");
+}
+
+/// What a value adds up, counted without stacks.
+fn sum_of(timeline: &Timeline, value: Value) -> u128 {
+    let events = &timeline.events;
+    let sum = |values: &[u64]| values.iter().map(|&value| u128::from(value)).sum::<u128>();
+    // An operation cannot end after the end of time, whatever its row says.
+    let device = |starts: &[i64], durations: &[u64]| {
+        let row =
+            |(&start, &duration): (&i64, &u64)| u128::from(start.saturating_add_unsigned(duration).abs_diff(start));
+        starts.iter().zip(durations).map(row).sum::<u128>()
+    };
+    let copies = device(&events.memcpy.start_ns, &events.memcpy.duration_ns)
+        + device(&events.memset.start_ns, &events.memset.duration_ns);
+    match value {
+        Value::Gpu => copies + device(&events.kernel.start_ns, &events.kernel.duration_ns),
+        Value::Copies => copies,
+        Value::Bytes => sum(&events.memcpy.bytes),
+        Value::Launches => (events.launch.len() + events.graph_launch.len()) as u128,
+        Value::Api => [
+            &events.launch.duration_ns,
+            &events.graph_launch.duration_ns,
+            &events.api.duration_ns,
+            &events.sync.duration_ns,
+            &events.event_record.duration_ns,
+            &events.event_wait.duration_ns,
+        ]
+        .map(|durations| sum(durations))
+        .iter()
+        .sum(),
+    }
+}
+
+proptest! {
+    #[test]
+    fn any_tape_sums_exactly_or_says_that_it_cannot(
+        numbers in everything::numbers(),
+        strings in prop::collection::vec(any::<String>(), 0..6),
+        reverse in any::<bool>(),
+        by in prop_oneof![Just(By::Stack), Just(By::Kernel), Just(By::Stream), Just(By::Rank)],
+    ) {
+        let timeline = everything::timeline(&numbers, &strings);
+        for value in [Value::Gpu, Value::Launches, Value::Api, Value::Copies, Value::Bytes] {
+            let exact = sum_of(&timeline, value);
+            let Ok(weights) = weigh(&timeline, value, &[]) else {
+                prop_assert!(exact > u128::from(u64::MAX));
+                continue;
+            };
+            prop_assert_eq!(u128::from(weights.total), exact);
+            let tree = Tree::new(&timeline, &weights, &Shape { by, filter: None, reverse });
+            prop_assert_eq!(u128::from(tree.total()), exact);
+            let mut text = Vec::new();
+            folded::write(&tree, &mut text).unwrap();
+            let text = String::from_utf8(text).unwrap();
+            let weight = |line: &str| line.rsplit_once(' ').unwrap().1.parse::<u128>().unwrap();
+            prop_assert_eq!(text.lines().map(weight).sum::<u128>(), exact);
+            if exact > 0 {
+                let caption = Caption { title: String::new(), subtitle: String::new(), unit: "ns".to_owned(), hanging: reverse };
+                let mut svg = Vec::new();
+                svg::write(&tree, &caption, &mut svg).unwrap();
+                prop_assert_eq!(u128::from(svg_frames(&String::from_utf8(svg).unwrap()).0), exact);
+            }
+        }
+    }
 }

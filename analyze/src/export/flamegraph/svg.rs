@@ -22,6 +22,9 @@ const WIDTH_PX: u64 = 1600;
 /// Frames of less than a tenth of a pixel are not drawn.
 const DRAWN_PER_PX: u64 = 10;
 
+/// What thin frames at the root stand on; inferno takes no weight for the root itself.
+const THIN_ROOTS: &str = "[too thin to be drawn]_[w]";
+
 /// What is written around the picture.
 #[derive(Clone, Debug)]
 pub struct Caption {
@@ -42,13 +45,16 @@ pub fn write(tree: &Tree, caption: &Caption, out: &mut impl Write) -> io::Result
     let mut lines = Vec::new();
     tree.walk(least, |path, weight| {
         let stack: Vec<&str> = path.iter().map(|&label| frames[label as usize].as_str()).collect();
-        lines.push(format!("{} {weight}", stack.join(";")));
+        let stack = if stack.is_empty() { THIN_ROOTS.to_owned() } else { stack.join(";") };
+        lines.push(format!("{stack} {weight}"));
         Ok::<(), io::Error>(())
     })?;
     let hidden = tree.frames_below(least);
 
     let mut palette = PaletteMap::default();
-    palette.insert("", Color { r: 230, g: 230, b: 230 });
+    let grey = Color { r: 230, g: 230, b: 230 };
+    palette.insert("", grey);
+    palette.insert(THIN_ROOTS, grey);
     for (label, frame) in tree.labels().iter().zip(&frames) {
         palette.insert(frame, color(label));
     }
