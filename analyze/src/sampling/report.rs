@@ -27,10 +27,28 @@ pub fn write(out: &mut impl Write, comparisons: &[Comparison]) -> io::Result<()>
         writeln!(out, "\n{}", heading(comparison))?;
         writeln!(out, "{}\n", table(comparison))?;
         for sentence in verdict(comparison) {
-            writeln!(out, "{sentence}")?;
+            write_wrapped(out, &sentence)?;
         }
     }
     Ok(())
+}
+
+/// Breaks a paragraph at words, in lines of the table's width.
+fn write_wrapped(out: &mut impl Write, paragraph: &str) -> io::Result<()> {
+    const COLUMNS: usize = 116;
+    let mut column = 0;
+    for word in paragraph.split(' ') {
+        let length = word.chars().count();
+        // A figure keeps its sign, even beyond the edge.
+        if column > 0 && column + 1 + length > COLUMNS && !word.starts_with('%') {
+            write!(out, "\n ")?;
+            column = 1;
+        }
+        let space = if column > 0 { " " } else { "" };
+        write!(out, "{space}{word}")?;
+        column += space.len() + length;
+    }
+    writeln!(out)
 }
 
 fn what_was_sampled(comparison: &Comparison) -> String {
@@ -439,6 +457,16 @@ mod tests {
         );
         assert_eq!(clipped("abcdefghij", 5), "ab…ij");
         assert_eq!(sparkline(&[0, 5, 10]), "▁▅█");
+    }
+
+    #[test]
+    fn paragraphs_break_at_words() {
+        let mut out = Vec::new();
+        write_wrapped(&mut out, &["word"; 30].join(" ")).unwrap();
+        let text = String::from_utf8(out).unwrap();
+        let lines: Vec<&str> = text.lines().collect();
+        assert_eq!((lines.len(), lines[0].len()), (2, 23 * 5 - 1));
+        assert!(lines[1].starts_with("  word"));
     }
 
     #[test]
