@@ -173,7 +173,7 @@ fn in_lock_step_a_profile_has_all_or_nothing() {
     // The trace begins with the kernel, so the first fifth of the phases hits it.
     let hits: Vec<usize> = (0..20).filter(|&i| found.sampled_ns_by_phase[i] > 0).collect();
     assert_eq!(hits, [0, 1, 2, 3]);
-    let said = super::report::verdict(&comparison).pop().unwrap();
+    let said = super::verdict::verdict(&comparison).pop().unwrap();
     assert!(
         said.starts_with("Lock-step: decode repeats every 10.000 ms and beats with the 10.000 ms of 100 Hz."),
         "{said}"
