@@ -12,7 +12,8 @@ use serde::Serialize;
 
 use super::work::{Interval, Work};
 
-/// How many times the variance must exceed that of independent periods. By chance less than e⁻⁸ of keys do.
+/// How many times the variance must exceed that of independent periods. For work at random places the ratio is about 1,
+/// with a tail no heavier than an exponential's: 8 is e⁻⁸ away.
 const LEAST_RATIO: f64 = 8.0;
 /// In how many periods the key must come and go for that to mean anything.
 const LEAST_PERIODS: usize = 8;

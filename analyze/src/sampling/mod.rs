@@ -5,7 +5,8 @@
 //! can find: a kernel on a stream, a Python function on a thread). For a fixed period [`phases`] computes the outcome
 //! of *every* phase exactly, as the counts change only where an interval begins or ends modulo the period; for
 //! irregular periods [`jitter`] plays many seeded runs. Both fill a [`tally`]; [`comparison`] sets it beside the exact
-//! record; [`lock_step`] finds what beats with the sampler; [`report`] prints, and [`plot`] draws.
+//! record; [`lock_step`] finds what beats with the sampler; [`report`] prints, in tables and
+//! sentences (`verdict`), and [`plot`] draws.
 //!
 //! `docs/compare.md` has the definitions and formulas.
 
@@ -21,7 +22,9 @@ pub mod tally;
 #[cfg(test)]
 mod tests;
 mod thread_work;
+mod verdict;
 pub mod windows;
+mod words;
 pub mod work;
 
 use rayon::prelude::*;

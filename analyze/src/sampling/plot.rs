@@ -5,7 +5,8 @@
 
 use std::fmt::Write as _;
 
-use super::report::{clipped, duration, labels, noun, percent, shown};
+use super::report::shown;
+use super::words::{clipped, duration, labels, noun, percent};
 use super::{Comparison, Row};
 
 const WIDTH: f64 = 1140.0;

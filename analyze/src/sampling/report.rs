@@ -1,17 +1,13 @@
 //! A comparison as text: what was sampled, the table, and what it means in sentences.
 
-use std::borrow::Cow;
 use std::io::{self, Write};
 
 use comfy_table::{Cell, CellAlignment, Color, Table, presets};
-use indicatif::HumanCount;
 
-use super::work::{By, Sampler};
+use super::verdict::verdict;
+use super::words::{NAME_COLUMNS, counted, duration, grouped, labels, noun, percent};
+use super::work::Sampler;
 use super::{Comparison, Row};
-use crate::timeline::names::demangled;
-
-/// A name gets as much room as makes the table 120 columns wide.
-const NAME_COLUMNS: usize = 44;
 
 /// Writes comparisons of one trace: a summary if there are several, then each.
 pub fn write(out: &mut impl Write, comparisons: &[Comparison]) -> io::Result<()> {
@@ -27,10 +23,28 @@ pub fn write(out: &mut impl Write, comparisons: &[Comparison]) -> io::Result<()>
         writeln!(out, "\n{}", heading(comparison))?;
         writeln!(out, "{}\n", table(comparison))?;
         for sentence in verdict(comparison) {
-            writeln!(out, "{sentence}")?;
+            write_wrapped(out, &sentence)?;
         }
     }
     Ok(())
+}
+
+/// Breaks a paragraph at words, in lines of the table's width.
+fn write_wrapped(out: &mut impl Write, paragraph: &str) -> io::Result<()> {
+    const COLUMNS: usize = 116;
+    let mut column = 0;
+    for word in paragraph.split(' ') {
+        let length = word.chars().count();
+        // A figure keeps its sign, even beyond the edge.
+        if column > 0 && column + 1 + length > COLUMNS && !word.starts_with('%') {
+            write!(out, "\n ")?;
+            column = 1;
+        }
+        let space = if column > 0 { " " } else { "" };
+        write!(out, "{space}{word}")?;
+        column += space.len() + length;
+    }
+    writeln!(out)
 }
 
 fn what_was_sampled(comparison: &Comparison) -> String {
@@ -180,113 +194,6 @@ fn align_numbers(table: &mut Table, text_columns: &[usize]) {
     }
 }
 
-/// What a person should take from it, a sentence or two a line.
-pub fn verdict(comparison: &Comparison) -> Vec<String> {
-    let mut lines = vec![told(comparison), unseen(comparison), misled(comparison)];
-    lines.extend(comparison.lock_steps.iter().take(3).map(|lock_step| {
-        let of_exact = |ns: u64| percent(ns as f64 / lock_step.exact_ns as f64);
-        let repeats = lock_step.loop_period_ns.map_or_else(
-            || format!("comes at the same phase in {} periods", grouped(lock_step.periods as u64)),
-            |period| format!("repeats every {}", duration_exact(period)),
-        );
-        format!(
-            "Lock-step: {} {repeats} and beats with the {} of {} Hz. Depending on the phase alone a profile reports \
-             {} to {} of its true time: {} ({:.0} times the variance of work that is not in step).",
-            short(comparison, &lock_step.label),
-            duration_exact(comparison.period_ns),
-            comparison.hz,
-            of_exact(lock_step.sampled_ns_min),
-            of_exact(lock_step.sampled_ns_max),
-            sparkline(&lock_step.sampled_ns_by_phase),
-            lock_step.variance_ratio,
-        )
-    }));
-    if comparison.lock_steps.len() > 3 {
-        lines.push(format!("{} more are in lock-step; --json has them.", comparison.lock_steps.len() - 3));
-    }
-    lines
-}
-
-fn told(comparison: &Comparison) -> String {
-    let rows = comparison.rows.len() as u64;
-    let named = (1.0 - comparison.unseen_mean) * rows as f64;
-    // The limits are ours. Up to 2 % nobody would decide otherwise; beyond 10 % the order of the list is in doubt.
-    let trust = match comparison.share_error_mean {
-        ..0.02 => "Where the time goes it tells faithfully",
-        ..0.10 => "Where the time goes it tells roughly",
-        _ => "Where the time goes it does not tell reliably",
-    };
-    format!(
-        "Told: such a profile has {:.1} samples that find work and names {named:.1} of {} {}. {trust}: {} of the time is \
-         credited to the wrong ones, in 19 of 20 profiles at most {}. Averaged over all {} each time is right.",
-        comparison.samples_mean,
-        grouped(rows),
-        noun(comparison.by, rows),
-        percent(comparison.share_error_mean),
-        percent(comparison.share_error_p95),
-        if comparison.runs.is_some() { "runs" } else { "phases" },
-    )
-}
-
-/// That a profile is made of times, not of calls.
-fn unseen(comparison: &Comparison) -> String {
-    let mut text = format!(
-        "Unseen: {} of the {} calls get no sample",
-        percent(1.0 - comparison.p_call_seen_mean),
-        grouped(comparison.calls)
-    );
-    let rows: Vec<String> = shown(comparison)
-        .iter()
-        .filter(|row| row.p_call_seen < 1.0)
-        .take(3)
-        .map(|row| format!("of {} {}", short(comparison, &row.label), percent(1.0 - row.p_call_seen)))
-        .collect();
-    if !rows.is_empty() {
-        text += &format!(" ({})", rows.join(", "));
-    }
-    text + ", so a slow or missing one is not noticed."
-}
-
-fn misled(comparison: &Comparison) -> String {
-    let top = comparison.top.min(comparison.rows.len());
-    let blind: Vec<&Row> = comparison.rows.iter().filter(|row| row.is_blind_spot(comparison.top)).collect();
-    let listed: f64 = comparison.rows.iter().take(top).map(|row| row.p_top).sum();
-    let mut text = format!("Misled: it lists {listed:.1} of the true top {top} in its own");
-    if comparison.strangers_mean >= 0.05 {
-        text += &format!(", among {:.1} that do not belong there", comparison.strangers_mean);
-    }
-    text.push('.');
-    if blind.is_empty() {
-        text += " None of the true top is a blind spot (missing from most profiles' top).";
-        return text;
-    }
-    let time_ns: u64 = blind.iter().map(|row| row.exact_ns).sum();
-    text += &format!(
-        " Blind spots, missing from the top of most profiles: {}, {} of the time",
-        blind.len(),
-        percent(time_ns as f64 / comparison.exact_ns as f64)
-    );
-    let worst = blind[0];
-    let (label, share) = (short(comparison, &worst.label), percent(worst.exact_share));
-    text + &format!(
-        "; the largest is #{} {label} ({share}), of which {} of profiles know nothing.",
-        worst.exact_rank,
-        percent(worst.p_missed)
-    )
-}
-
-/// What a row is called.
-pub(super) fn noun(by: By, count: u64) -> &'static str {
-    match (by, count) {
-        (By::Kernel, 1) => "Kernel",
-        (By::Function, 1) => "Function",
-        (By::Stack, 1) => "Stack",
-        (By::Kernel, _) => "kernels",
-        (By::Function, _) => "functions",
-        (By::Stack, _) => "stacks",
-    }
-}
-
 fn range(row: &Row) -> String {
     let (low, high) = (duration(row.sampled_ns_p05 as f64), duration(row.sampled_ns_p95 as f64));
     if low == high { low } else { format!("{low} – {high}") }
@@ -301,149 +208,17 @@ fn ranks(row: &Row) -> String {
     }
 }
 
-/// Names in at most `columns` characters. Where a short name stands for several kernels, the part of the whole name
-/// that tells them apart is added.
-pub(super) fn labels(comparison: &Comparison, rows: &[&Row], columns: usize) -> Vec<String> {
-    rows.iter()
-        .map(|row| {
-            let twins: Vec<Cow<'_, str>> = rows
-                .iter()
-                .filter(|other| other.label == row.label && other.key != row.key)
-                .map(|other| demangled(&other.key))
-                .collect();
-            // Of stacks, the paths differ further out than any label reaches.
-            if twins.is_empty() || comparison.by == By::Stack {
-                return clip(comparison, &row.label, columns);
-            }
-            let name = demangled(&row.key);
-            let same = twins.iter().map(|twin| common_prefix(&name, twin)).min().unwrap_or(0);
-            let differs = clipped_end(&name[same..], columns / 2);
-            format!("{} …{differs}", clipped(&row.label, columns - 2 - differs.chars().count()))
-        })
-        .collect()
-}
-
-/// How many bytes two names share, back to where a word begins.
-fn common_prefix(a: &str, b: &str) -> usize {
-    let same = a.bytes().zip(b.bytes()).take_while(|(a, b)| a == b).count();
-    let same = a.floor_char_boundary(same);
-    a[..same]
-        .rfind(|c: char| !c.is_alphanumeric())
-        .map_or(0, |at| a[at..].chars().next().map_or(at, |c| at + c.len_utf8()))
-}
-
-/// A name within a sentence.
-fn short(comparison: &Comparison, label: &str) -> String {
-    clip(comparison, label, NAME_COLUMNS)
-}
-
-fn clip(comparison: &Comparison, label: &str, columns: usize) -> String {
-    match comparison.by {
-        By::Stack => clipped_start(label, columns),
-        By::Kernel | By::Function => clipped(label, columns),
-    }
-}
-
-/// Leaves out the middle of what is too long: names begin with where they are from and end with what they are.
-pub(super) fn clipped(text: &str, columns: usize) -> String {
-    let length = text.chars().count();
-    if length <= columns {
-        return text.to_owned();
-    }
-    let tail = (columns - 1) / 2;
-    let head = columns - 1 - tail;
-    let start: String = text.chars().take(head).collect();
-    let end: String = text.chars().skip(length - tail).collect();
-    format!("{start}…{end}")
-}
-
-/// Leaves out the beginning: of a stack the innermost function matters.
-fn clipped_start(text: &str, columns: usize) -> String {
-    let length = text.chars().count();
-    if length <= columns {
-        return text.to_owned();
-    }
-    std::iter::once('…').chain(text.chars().skip(length - columns + 1)).collect()
-}
-
-fn clipped_end(text: &str, columns: usize) -> String {
-    if text.chars().count() <= columns {
-        return text.to_owned();
-    }
-    text.chars().take(columns - 1).chain(['…']).collect()
-}
-
-/// A duration in three digits.
-pub(super) fn duration(ns: f64) -> String {
-    let (value, unit) = match ns {
-        ..999.5 => (ns, "ns"),
-        ..999.5e3 => (ns / 1e3, "µs"),
-        ..999.5e6 => (ns / 1e6, "ms"),
-        _ => (ns / 1e9, "s"),
-    };
-    let decimals = match value {
-        ..9.995 => 2,
-        ..99.95 => 1,
-        _ => 0,
-    };
-    let number = format!("{value:.decimals$}");
-    let number = if number.contains('.') { number.trim_end_matches('0').trim_end_matches('.') } else { &number };
-    if number == "0" { "0".to_owned() } else { format!("{number} {unit}") }
-}
-
-/// A period in milliseconds with all that matters of it.
-fn duration_exact(ns: u64) -> String {
-    format!("{:.3} ms", ns as f64 / 1e6)
-}
-
-/// A part of 1 in two digits.
-pub(super) fn percent(part: f64) -> String {
-    let value = part * 100.0;
-    match value {
-        0.0 => "0 %".to_owned(),
-        ..0.095 => "<0.1 %".to_owned(),
-        ..9.95 => format!("{value:.1} %"),
-        99.5..100.0 if part < 1.0 => format!("{:.1} %", value.min(99.9)),
-        _ => format!("{value:.0} %"),
-    }
-}
-
-/// A number with its thousands apart.
-fn grouped(number: u64) -> String {
-    HumanCount(number).to_string()
-}
-
-fn counted(number: u64, noun: &str) -> String {
-    format!("{} {noun}{}", grouped(number), if number == 1 { "" } else { "s" })
-}
-
-fn sparkline(values: &[u64]) -> String {
-    const BARS: [char; 8] = ['▁', '▂', '▃', '▄', '▅', '▆', '▇', '█'];
-    let max = values.iter().copied().max().unwrap_or(0).max(1);
-    values.iter().map(|&value| BARS[(value as f64 / max as f64 * 7.0).round() as usize]).collect()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
-    fn figures_as_a_person_reads_them() {
-        assert_eq!(
-            [0.0, 999.0, 1_200_000.0, 10_101_010.0, 1.2116e9].map(duration),
-            ["0", "999 ns", "1.2 ms", "10.1 ms", "1.21 s"]
-        );
-        assert_eq!(
-            [0.0, 0.0001, 0.03, 0.123, 0.9999, 1.0].map(percent),
-            ["0 %", "<0.1 %", "3.0 %", "12 %", "99.9 %", "100 %"]
-        );
-        assert_eq!(clipped("abcdefghij", 5), "ab…ij");
-        assert_eq!(sparkline(&[0, 5, 10]), "▁▅█");
-    }
-
-    #[test]
-    fn what_tells_two_names_apart_begins_at_a_word() {
-        let (a, b) = ("k<4, at::CUDAFunctor_add<float>>", "k<4, at::CUDAFunctor_atan<float>>");
-        assert_eq!(&a[common_prefix(a, b)..], "add<float>>");
+    fn paragraphs_break_at_words() {
+        let mut out = Vec::new();
+        write_wrapped(&mut out, &["word"; 30].join(" ")).unwrap();
+        let text = String::from_utf8(out).unwrap();
+        let lines: Vec<&str> = text.lines().collect();
+        assert_eq!((lines.len(), lines[0].len()), (2, 23 * 5 - 1));
+        assert!(lines[1].starts_with("  word"));
     }
 }

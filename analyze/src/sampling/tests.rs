@@ -173,6 +173,12 @@ fn in_lock_step_a_profile_has_all_or_nothing() {
     // The trace begins with the kernel, so the first fifth of the phases hits it.
     let hits: Vec<usize> = (0..20).filter(|&i| found.sampled_ns_by_phase[i] > 0).collect();
     assert_eq!(hits, [0, 1, 2, 3]);
+    let said = super::verdict::verdict(&comparison).pop().unwrap();
+    assert!(
+        said.starts_with("Lock-step: decode repeats every 10.000 ms and beats with the 10.000 ms of 100 Hz."),
+        "{said}"
+    );
+    assert!(said.contains("0 % to 500 % of its true time: ████▁▁▁▁▁▁▁▁▁▁▁▁▁▁▁▁ (100 times"), "{said}");
 }
 
 #[test]
@@ -277,17 +283,17 @@ fn what_cannot_be_sampled_is_said() {
 
 #[test]
 fn random_starts_are_not_taken_for_lock_step() {
-    // Uniform gaps around the period: nothing repeats.
-    let mut state = 1_u64;
-    let mut start = 0_u32;
-    let times: Vec<_> = (0..400)
-        .map(|_| {
-            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-            start += 500 + (state >> 33) as u32 % 1000;
-            (start, 100, 0, 0)
-        })
-        .collect();
-    assert!(lock_step::find(&work(&times), 1000).is_empty());
+    // Two hundred kernels, short and long, with uniform gaps around the period: nothing repeats.
+    let mut random = ktape_fixtures::random::Random::new(5);
+    let mut times = Vec::new();
+    for key in 0..200 {
+        let mut start = 0;
+        for _ in 0..100 {
+            start += 500 + (random.next_u64() % 1000) as u32;
+            times.push((start, 20 + key * 2, key, key));
+        }
+    }
+    assert_eq!(lock_step::find(&work(&times), 1000), []);
 }
 
 #[test]
