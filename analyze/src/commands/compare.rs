@@ -7,7 +7,7 @@ use anyhow::{Context as _, Result};
 use serde::Serialize;
 
 use super::load::load;
-use super::{Outcome, note_losses};
+use super::{Outcome, note_losses, output};
 use crate::sampling::jitter::Jitter;
 use crate::sampling::{self, By, Comparison, Options, Sampler, Schedule, plot, report};
 use crate::timeline::Selection;
@@ -51,6 +51,9 @@ pub struct Args {
     /// Also draw exact against sampled times, as an SVG
     #[arg(long, value_name = "FILE")]
     svg: Option<PathBuf>,
+    /// Replace the SVG if it exists
+    #[arg(long, requires = "svg")]
+    force: bool,
     #[command(flatten)]
     selection: Selection,
 }
@@ -80,6 +83,9 @@ struct Report<'a> {
 
 /// Runs `analyze compare`.
 pub fn run(args: &Args) -> Result<Outcome> {
+    if let Some(svg) = &args.svg {
+        output::ensure_free(svg, args.force)?;
+    }
     let loaded = load(&args.trace, &args.selection)?;
     let schedule = match args.jitter {
         None => Schedule::Fixed,
@@ -96,7 +102,7 @@ pub fn run(args: &Args) -> Result<Outcome> {
     let comparisons =
         sampling::compare(&loaded.timeline, &options).with_context(|| loaded.path.display().to_string())?;
     if let Some(svg) = &args.svg {
-        std::fs::write(svg, plot::draw(&comparisons)).with_context(|| format!("cannot write {}", svg.display()))?;
+        output::write(svg, args.force, |out| out.write_all(plot::draw(&comparisons).as_bytes()))?;
     }
     let mut out = io::BufWriter::new(io::stdout().lock());
     if args.json {

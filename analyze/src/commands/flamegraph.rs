@@ -1,14 +1,14 @@
 //! `analyze flamegraph`.
 
 use std::io::{self, BufWriter, Write};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
-use anyhow::{Context as _, Result, bail, ensure};
+use anyhow::{Context as _, Result, bail};
 use regex::Regex;
 
 use super::human::HumanCount;
 use super::load::{Loaded, load};
-use super::{Outcome, note_losses};
+use super::{Outcome, note_losses, output};
 use crate::export::flamegraph::svg::{self, Caption};
 use crate::export::flamegraph::{By, Shape, Tree, folded};
 use crate::export::speedscope;
@@ -67,7 +67,7 @@ pub struct Args {
 /// Runs `analyze flamegraph`.
 pub fn run(args: &Args) -> Result<Outcome> {
     for path in args.output.iter().chain(&args.speedscope) {
-        ensure_writable(path, args.force)?;
+        output::ensure_free(path, args.force)?;
     }
     let loaded = load_with_launches(args)?;
     // Standard output may be the product. A closed stderr leaves nobody to tell.
@@ -92,7 +92,7 @@ fn write_outputs(args: &Args, loaded: &Loaded, weights: &Weights, tree: &Tree) -
     let caption = caption(args, loaded, weights, tree);
     match (&args.output, args.folded) {
         (Some(path), true) => {
-            write_file(path, args.force, |out| folded::write(tree, out))?;
+            output::write(path, args.force, |out| folded::write(tree, out))?;
             say(&format!("{}: folded stacks, {}", path.display(), caption.subtitle));
         }
         (None, true) => {
@@ -101,8 +101,7 @@ fn write_outputs(args: &Args, loaded: &Loaded, weights: &Weights, tree: &Tree) -
             out.flush()?;
         }
         (Some(path), false) => {
-            let mut hidden = 0;
-            write_file(path, args.force, |out| svg::write(tree, &caption, out).map(|thin| hidden = thin))?;
+            let hidden = output::write(path, args.force, |out| svg::write(tree, &caption, out))?;
             let frames = tree.frames();
             say(&format!(
                 "{}: {}; {frames} frames, {hidden} of them too thin to be drawn; open it in a browser",
@@ -113,7 +112,7 @@ fn write_outputs(args: &Args, loaded: &Loaded, weights: &Weights, tree: &Tree) -
         (None, false) => {}
     }
     if let Some(path) = &args.speedscope {
-        write_file(path, args.force, |out| speedscope::write(tree, args.value, args.by, &caption.title, out))?;
+        output::write(path, args.force, |out| speedscope::write(tree, args.value, args.by, &caption.title, out))?;
         say(&format!("{}: {}; open it in https://www.speedscope.app", path.display(), caption.subtitle));
     }
     Ok(())
@@ -205,32 +204,4 @@ fn ensure_something(args: &Args, loaded: &Loaded, weights: &Weights) -> Result<(
 /// Tells the user, on standard error as standard output may be the product. Where that is closed nobody listens.
 fn say(line: &str) {
     let _ = writeln!(io::stderr(), "{line}");
-}
-
-fn ensure_writable(path: &Path, force: bool) -> Result<()> {
-    ensure!(force || !path.exists(), "{}: exists already; replace it with --force", path.display());
-    Ok(())
-}
-
-/// Writes a file beside its place and moves it there when it is whole.
-fn write_file(
-    path: &Path,
-    force: bool,
-    write: impl FnOnce(&mut BufWriter<&mut tempfile::NamedTempFile>) -> io::Result<()>,
-) -> Result<()> {
-    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    let context = || format!("cannot write {}", path.display());
-    let mut builder = tempfile::Builder::new();
-    // As a file made by a redirect; without this it would be the owner's alone.
-    #[cfg(unix)]
-    builder.permissions(std::os::unix::fs::PermissionsExt::from_mode(0o666));
-    let mut file = builder.tempfile_in(folder).with_context(context)?;
-    let mut out = BufWriter::with_capacity(1 << 20, &mut file);
-    write(&mut out).and_then(|()| out.flush()).with_context(context)?;
-    drop(out);
-    match force {
-        true => file.persist(path).map(drop).map_err(|failed| failed.error),
-        false => file.persist_noclobber(path).map(drop).map_err(|failed| failed.error),
-    }
-    .with_context(context)
 }

@@ -4,7 +4,7 @@
 //! answers carry what browsers ask of a server on the local network before a public page may read from it.
 
 use std::fs::File;
-use std::io::{self, Read, Write};
+use std::io::{self, BufWriter, Read, Write};
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -13,7 +13,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use anyhow::{Context as _, Result, anyhow};
 use tiny_http::{Header, Method, Request, Response, Server};
 
-use super::{Outcome, load, perfetto};
+use super::load::load;
+use super::{Outcome, note_losses};
+use crate::export::perfetto;
 use crate::timeline::Selection;
 
 const PORT: u16 = 9001;
@@ -81,12 +83,13 @@ fn prepare(args: &Args) -> Result<(Trace, Outcome)> {
         File::open(&args.input).with_context(|| args.input.display().to_string())?;
         return Ok((Trace { path: args.input.clone(), _made: None }, Outcome::Done));
     }
-    let loaded = load::load(&args.input, &args.selection)?;
+    let loaded = load(&args.input, &args.selection)?;
+    note_losses(&mut io::stdout(), &loaded)?;
     let folder = tempfile::tempdir().context("a folder for the trace")?;
     let path = folder.path().join(format!("{name}.pftrace"));
-    perfetto::write_file(&loaded.timeline, &path, false)?;
-    let outcome = if loaded.lost > 0 { Outcome::Losses } else { Outcome::Done };
-    Ok((Trace { path, _made: Some(folder) }, outcome))
+    let written = File::create(&path).and_then(|file| perfetto::write(&loaded.timeline, BufWriter::new(file), false));
+    written.with_context(|| format!("cannot write {}", path.display()))?;
+    Ok((Trace { path, _made: Some(folder) }, loaded.outcome()))
 }
 
 /// Answers until the trace was fetched whole.

@@ -16,21 +16,16 @@ pub struct Output {
 }
 
 impl Output {
-    /// Refuses a target that exists, unless `force`. Do this before the work, so that nobody waits for a refusal.
+    /// Begins a file that will be called `target`.
     pub fn create(target: &Path, force: bool) -> Result<Output> {
-        if target.exists() && !force {
-            return Err(exists(target));
-        }
-        if target.is_dir() {
-            bail!("{}: is a directory; name a file in it", target.display());
-        }
+        ensure_free(target, force)?;
         let folder = target.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
         let mut builder = tempfile::Builder::new();
         builder.prefix(".").suffix(".part");
         // A temporary file is private by default; the user's file gets the permissions that any new file gets.
         #[cfg(unix)]
         builder.permissions(std::os::unix::fs::PermissionsExt::from_mode(0o666));
-        let beside = builder.tempfile_in(folder).with_context(|| format!("{}: cannot write here", target.display()))?;
+        let beside = builder.tempfile_in(folder).with_context(|| format!("cannot write {}", target.display()))?;
         Ok(Output { target: target.to_owned(), beside, force })
     }
 
@@ -48,20 +43,28 @@ impl Output {
         match persisted {
             Ok(_) => Ok(()),
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Err(exists(&self.target)),
-            Err(error) => Err(error).with_context(|| self.target.display().to_string()),
+            Err(error) => Err(error).with_context(|| format!("cannot write {}", self.target.display())),
         }
     }
 }
 
+/// Refuses a target that exists, unless `force`. Called before the work, so that nobody waits for a refusal.
+pub fn ensure_free(target: &Path, force: bool) -> Result<()> {
+    if target.is_dir() {
+        bail!("{}: is a directory; name a file in it", target.display());
+    }
+    if target.exists() && !force { Err(exists(target)) } else { Ok(()) }
+}
+
 /// Writes all of a file by one function.
-pub fn write(target: &Path, force: bool, fill: impl FnOnce(&mut BufWriter<&File>) -> Result<()>) -> Result<()> {
+pub fn write<T>(target: &Path, force: bool, fill: impl FnOnce(&mut BufWriter<&File>) -> io::Result<T>) -> Result<T> {
     let output = Output::create(target, force)?;
     let mut file = BufWriter::with_capacity(1 << 20, output.file());
-    let failed = || target.display().to_string();
-    fill(&mut file).with_context(failed)?;
-    file.flush().with_context(failed)?;
+    let filled = fill(&mut file).and_then(|filled| file.flush().map(|()| filled));
+    let filled = filled.with_context(|| format!("cannot write {}", target.display()))?;
     drop(file);
-    output.commit()
+    output.commit()?;
+    Ok(filled)
 }
 
 fn exists(target: &Path) -> anyhow::Error {
