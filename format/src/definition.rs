@@ -421,28 +421,30 @@ impl Definitions {
 }
 
 impl Index {
-    /// Defines a string in `definitions`, or finds it there. Returns its id and whether it is new.
-    /// The empty string is 0.
-    pub fn string(&mut self, definitions: &mut Definitions, string: &str) -> (u32, bool) {
-        if string.is_empty() {
-            return (0, false);
-        }
-        if let Some(&id) = self.strings.get(string) {
-            return (id, false);
-        }
+    /// The id of a string that is defined already. The empty string is 0.
+    pub fn find_string(&self, string: &str) -> Option<u32> {
+        if string.is_empty() { Some(0) } else { self.strings.get(string).copied() }
+    }
+
+    /// Defines a string that is not defined yet.
+    pub fn add_string(&mut self, definitions: &mut Definitions, string: &str) -> u32 {
         definitions.strings.push(string.into());
         let id = definitions.strings.len() as u32;
         self.strings.insert(string.into(), id);
-        (id, true)
+        id
     }
 
-    /// Defines a row in `definitions`, or finds it there. Returns its id and whether it is new.
-    pub fn define<T: Definition>(&mut self, definitions: &mut Definitions, row: T) -> (u32, bool) {
-        let next = T::table(definitions).len() as u32 + 1;
-        let id = *T::ids(self).entry(row).or_insert(next);
-        if id == next {
-            T::table_mut(definitions).push(row);
-        }
-        (id, id == next)
+    /// The id of a row that is defined already.
+    pub fn find<T: Definition>(&mut self, row: &T) -> Option<u32> {
+        T::ids(self).get(row).copied()
+    }
+
+    /// Defines a row that is not defined yet.
+    pub fn add<T: Definition>(&mut self, definitions: &mut Definitions, row: T) -> u32 {
+        let table = T::table_mut(definitions);
+        table.push(row);
+        let id = table.len() as u32;
+        T::ids(self).insert(row, id);
+        id
     }
 }

@@ -705,12 +705,12 @@ impl Events {
             fn visit<E: Event>(&mut self) -> Result<(), Infallible> {
                 let table = E::table_mut(self.0);
                 let mut starts = Vec::new();
-                table.column_bits(0, &mut starts);
+                table.column_bits(0, 0..table.len(), &mut starts);
                 let start = |row: u32| starts[row as usize] as i64;
                 let mut order: Vec<u32> = (0..table.len() as u32).collect();
                 if !order.is_sorted_by_key(|&row| start(row)) {
                     order.sort_by_key(|&row| start(row));
-                    table.permute(&order);
+                    table.gather(&order);
                 }
                 Ok(())
             }

@@ -7,15 +7,26 @@
 //! Start reading at [`event`] and [`definition`] (what is recorded), then [`writer`] and [`reader`] (how it gets
 //! there and back), then [`block`] and [`column`] (what the bytes are).
 
+pub mod block;
+mod column;
 pub mod definition;
+pub mod error;
 pub mod event;
+pub mod header;
 pub mod memory;
+pub mod reader;
+mod staging;
 pub mod table;
+mod varint;
+pub mod writer;
 
 pub use definition::{Definition, Definitions};
+pub use error::{Damage, TapeError};
 pub use event::{Event, Events};
 pub use memory::Memory;
+pub use reader::{Contents, Tape, Wanted};
 pub use table::{Row, Table};
+pub use writer::{Options, TapeWriter, Written};
 
 /// Takes definitions and events: a tape being written, or a trace in memory.
 ///

@@ -20,11 +20,11 @@ impl Sink for Memory {
     type Error = Infallible;
 
     fn string(&mut self, string: &str) -> Result<u32, Infallible> {
-        Ok(self.index.string(&mut self.definitions, string).0)
+        Ok(self.index.find_string(string).unwrap_or_else(|| self.index.add_string(&mut self.definitions, string)))
     }
 
     fn define<T: Definition>(&mut self, row: T) -> Result<u32, Infallible> {
-        Ok(self.index.define(&mut self.definitions, row).0)
+        Ok(self.index.find(&row).unwrap_or_else(|| self.index.add(&mut self.definitions, row)))
     }
 
     fn event<E: Event>(&mut self, row: E) -> Result<(), Infallible> {

@@ -5,6 +5,8 @@
 //! description ([`ColumnSpec`]) that the codec, the dump and `docs/format.md` share. A new kind of event is a new
 //! table, a new field a new column at the end: readers skip the ones that they do not know and read absent ones as 0.
 
+use std::ops::Range;
+
 /// The type of a column's values in memory. On the tape every value is an unsigned integer of at most 8 bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Scalar {
@@ -172,14 +174,14 @@ pub trait Table: Default + Clone + Send + Sync + 'static {
     }
     /// Moves all rows of `other` behind these.
     fn append(&mut self, other: &mut Self);
-    /// Writes column `index` as the codec sees it into `out`, which is cleared first.
-    fn column_bits(&self, index: usize, out: &mut Vec<u64>);
+    /// Writes these rows of column `index` as the codec sees them into `out`, which is cleared first.
+    fn column_bits(&self, index: usize, rows: Range<usize>, out: &mut Vec<u64>);
     /// Sets `rows` rows of zeros, to be filled by [`Table::set_column`].
     fn reset(&mut self, rows: usize);
     /// Replaces column `index`; `bits` has one value a row. Unknown columns are ignored.
     fn set_column(&mut self, index: usize, bits: &[u64]);
-    /// Puts the rows in a new order: row `i` of the result is row `order[i]` of this table. `order` is a permutation.
-    fn permute(&mut self, order: &[u32]);
+    /// Keeps the named rows, in the order named: row `i` of the result is row `order[i]` of this table.
+    fn gather(&mut self, order: &[u32]);
 }
 
 /// Declares tables: rows, columns and descriptions. See the module's head.
@@ -248,11 +250,11 @@ macro_rules! tables {
             fn push(&mut self, row: $row) { $( self.$field.push(row.$field); )* }
             fn row(&self, index: usize) -> $row { $row { $( $field: self.$field[index], )* } }
             fn append(&mut self, other: &mut Self) { $( self.$field.append(&mut other.$field); )* }
-            fn column_bits(&self, index: usize, out: &mut Vec<u64>) {
+            fn column_bits(&self, index: usize, rows: std::ops::Range<usize>, out: &mut Vec<u64>) {
                 out.clear();
                 let mut column = 0..;
                 $( if column.next() == Some(index) {
-                    out.extend(self.$field.iter().map(|&value| $crate::table::Value::to_bits(value)));
+                    out.extend(self.$field[rows.clone()].iter().map(|&value| $crate::table::Value::to_bits(value)));
                 } )*
             }
             fn reset(&mut self, rows: usize) {
@@ -265,7 +267,7 @@ macro_rules! tables {
                     self.$field.extend(bits.iter().map(|&value| <$type as $crate::table::Value>::from_bits(value)));
                 } )*
             }
-            fn permute(&mut self, order: &[u32]) {
+            fn gather(&mut self, order: &[u32]) {
                 $( self.$field = order.iter().map(|&row| self.$field[row as usize]).collect(); )*
             }
         }

@@ -3,6 +3,7 @@
 pub mod compare;
 pub mod dump;
 pub mod flamegraph;
+pub mod human;
 pub mod import;
 pub mod info;
 pub mod load;
@@ -14,6 +15,7 @@ use std::process::ExitCode;
 
 use anyhow::Result;
 use clap::{Parser, Subcommand};
+use ktape_format::Table as _;
 
 /// Reads GPU traces: what ran when, who launched it, and what a sampling profiler would have told you instead.
 #[derive(Parser)]
@@ -58,6 +60,23 @@ pub enum Outcome {
     Done,
     /// Done, but events were lost before or while it ran; the report says which.
     Losses,
+}
+
+/// Says what was lost, as the first thing of every report. Says nothing if nothing was.
+pub fn note_losses(out: &mut impl Write, loaded: &load::Loaded) -> io::Result<()> {
+    if loaded.lost > 0 {
+        writeln!(out, "{}: {} events were lost", loaded.path.display(), loaded.lost)?;
+    }
+    let first_ns = loaded.timeline.span_ns().map_or(0, |(first, _)| first);
+    for row in loaded.timeline.events.loss.rows() {
+        let cause = loaded.timeline.definitions.string(row.cause);
+        let after_s = (row.start_ns.saturating_sub(first_ns)) as f64 / 1e9;
+        writeln!(out, "  {} at {after_s:.6} s: {cause}", row.count)?;
+    }
+    for damage in &loaded.damage {
+        writeln!(out, "{}: {damage}", loaded.path.display())?;
+    }
+    Ok(())
 }
 
 /// Parses the command line, runs the command, prints its error if it fails, and decides the exit code: the only

@@ -8,6 +8,7 @@
 pub mod intervals;
 pub mod names;
 pub mod selection;
+pub mod summary;
 
 use ktape_format::event::{Event, Kernel, Memcpy, Memset};
 use ktape_format::{Definitions, Events, Table};

@@ -1,6 +1,12 @@
 //! Which part of a tape a command looks at: the options that all commands share.
 
+use std::collections::HashSet;
+
 use anyhow::{Context as _, Result, bail};
+use ktape_format::definition::{CounterName, Process};
+use ktape_format::event::{Event, Events, KindVisitor, Loss, visit_kinds};
+use ktape_format::table::{DefinitionKind, Refers};
+use ktape_format::{Definitions, Row, Table, Wanted};
 
 /// The part of a tape that a command looks at.
 #[derive(clap::Args, Clone, Debug, Default)]
@@ -18,6 +24,96 @@ pub struct Selection {
     /// Only events of these processes (comma-separated)
     #[arg(long, value_name = "PID", value_delimiter = ',')]
     pub pid: Vec<i64>,
+}
+
+impl Selection {
+    /// What to read of a trace whose first event began at `first_ns`. Fails on a kind that does not exist.
+    pub fn wanted(&self, first_ns: i64) -> Result<Wanted> {
+        let known = kinds();
+        let kind = |name: &String| match known.iter().find(|(_, known)| known == name) {
+            Some((number, _)) => Ok(*number),
+            None => {
+                let names: Vec<&str> = known.iter().map(|(_, name)| *name).collect();
+                bail!("there is no event kind `{name}`; the kinds are {}", names.join(", "))
+            }
+        };
+        Ok(Wanted {
+            from_ns: self.from.map(|from| first_ns.saturating_add(from)),
+            to_ns: self.to.map(|to| first_ns.saturating_add(to)),
+            kinds: self.kind.iter().map(kind).collect::<Result<_>>()?,
+        })
+    }
+
+    /// Drops the events of other processes than those asked for; losses stay. Fails if there is no such process.
+    pub fn keep_processes(&self, definitions: &Definitions, events: &mut Events) -> Result<()> {
+        if self.pid.is_empty() {
+            return Ok(());
+        }
+        let pid = |id: u32| definitions.get::<Process>(id).map(|process| process.pid);
+        let ids: HashSet<u32> = (1..=definitions.processes.len() as u32)
+            .filter(|&id| pid(id).is_some_and(|pid| self.pid.contains(&pid)))
+            .collect();
+        if ids.is_empty() {
+            let pids: Vec<String> = definitions.processes.rows().map(|process| process.pid.to_string()).collect();
+            bail!("no process with pid {:?}; the trace has {}", self.pid, pids.join(", "));
+        }
+        let Ok(()) = visit_kinds(&mut KeepProcesses { definitions, events, ids });
+        Ok(())
+    }
+}
+
+/// The number and name of each event kind.
+fn kinds() -> Vec<(u16, &'static str)> {
+    struct Kinds(Vec<(u16, &'static str)>);
+    impl KindVisitor for Kinds {
+        type Error = std::convert::Infallible;
+        fn visit<E: Event>(&mut self) -> Result<(), Self::Error> {
+            self.0.push((E::KIND, E::NAME));
+            Ok(())
+        }
+    }
+    let mut kinds = Kinds(Vec::new());
+    let Ok(()) = visit_kinds(&mut kinds);
+    kinds.0
+}
+
+struct KeepProcesses<'a> {
+    definitions: &'a Definitions,
+    events: &'a mut Events,
+    ids: HashSet<u32>,
+}
+
+impl KindVisitor for KeepProcesses<'_> {
+    type Error = std::convert::Infallible;
+    fn visit<E: Event>(&mut self) -> Result<(), Self::Error> {
+        if E::KIND == Loss::KIND {
+            return Ok(());
+        }
+        let table = E::table_mut(self.events);
+        let kept = |&row: &u32| {
+            process_of(self.definitions, &table.row(row as usize)).is_some_and(|id| self.ids.contains(&id))
+        };
+        let rows: Vec<u32> = (0..table.len() as u32).filter(kept).collect();
+        if rows.len() < table.len() {
+            table.gather(&rows);
+        }
+        Ok(())
+    }
+}
+
+/// The process of an event: of the first of its columns that leads to one.
+pub fn process_of<E: Event>(definitions: &Definitions, row: &E) -> Option<u32> {
+    E::COLUMNS.iter().enumerate().find_map(|(column, spec)| {
+        let id = row.get(column) as u32;
+        let process = match spec.refers {
+            Refers::To(DefinitionKind::Process) => id,
+            Refers::To(DefinitionKind::Thread) => definitions.process_of_thread(id),
+            Refers::To(DefinitionKind::Stream) => definitions.process_of_stream(id),
+            Refers::To(DefinitionKind::Counter) => definitions.get::<CounterName>(id).map_or(0, |name| name.process),
+            _ => 0,
+        };
+        (process != 0).then_some(process)
+    })
 }
 
 /// Reads a time or duration: a decimal number with a unit of ns, us, ms, s or m; nanoseconds without one.

@@ -1,0 +1,195 @@
+//! What a trace holds, in figures: the answer of `analyze info`.
+
+use std::collections::BTreeMap;
+
+use ktape_format::Table;
+use ktape_format::definition::{Context, Device, Process, Stream, Thread, property};
+use ktape_format::table::DefinitionKind;
+use rustc_hash::FxHashMap;
+use serde::Serialize;
+
+use super::{DeviceOp, DeviceOpKind, Timeline, intervals::union_ns, names};
+
+/// A trace in figures. The field names are the keys of `analyze info --json`.
+#[derive(Debug, Serialize)]
+pub struct Summary {
+    /// From the first event's start to the last one's end.
+    pub duration_ns: u64,
+    /// Kind to number of events; all kinds.
+    pub events: BTreeMap<&'static str, usize>,
+    /// The processes in order of definition.
+    pub processes: Vec<ProcessSummary>,
+    /// The devices that did work or have properties, in order of definition.
+    pub devices: Vec<DeviceSummary>,
+    /// The streams that did work, in order of definition.
+    pub streams: Vec<StreamSummary>,
+    /// What an importer did not keep, by description.
+    pub not_kept: BTreeMap<String, u64>,
+}
+
+/// A process.
+#[derive(Debug, Serialize)]
+pub struct ProcessSummary {
+    /// Its number.
+    pub pid: i64,
+    /// Its name; empty if not known.
+    pub name: String,
+    /// Its rank in a distributed job.
+    pub rank: Option<String>,
+    /// How many ranks the job has.
+    pub world_size: Option<String>,
+    /// How many of its threads are on the tape.
+    pub threads: usize,
+}
+
+/// A device.
+#[derive(Debug, Serialize)]
+pub struct DeviceSummary {
+    /// Its number in its process or host.
+    pub index: u32,
+    /// Its name; empty if not known.
+    pub name: String,
+    /// The process that numbers it so; absent where the host does.
+    pub pid: Option<i64>,
+    /// The union of all its work.
+    pub busy_ns: u64,
+    /// From the start of its first operation to the end of its last.
+    pub span_ns: u64,
+    /// How many kernels it ran.
+    pub kernels: usize,
+    /// How many copies and memsets.
+    pub copies: usize,
+    /// What else is known of it.
+    pub properties: BTreeMap<String, String>,
+}
+
+/// A stream.
+#[derive(Debug, Serialize)]
+pub struct StreamSummary {
+    /// The device's number.
+    pub device: u32,
+    /// The context's number.
+    pub context: u64,
+    /// The stream's number.
+    pub stream: u64,
+    /// The process.
+    pub pid: Option<i64>,
+    /// How many operations it ran.
+    pub operations: usize,
+    /// The union of its work.
+    pub busy_ns: u64,
+}
+
+/// A kernel with all its calls.
+#[derive(Debug, Serialize)]
+pub struct KernelSummary {
+    /// Its full name, demangled.
+    pub name: String,
+    /// How often it ran.
+    pub calls: u64,
+    /// The sum of its durations.
+    pub total_ns: u64,
+}
+
+impl Timeline {
+    /// This trace in figures.
+    pub fn summary(&self) -> Summary {
+        let ops = self.device_ops();
+        let pid_of = |process: u32| self.definitions.get::<Process>(process).map(|process| process.pid);
+        let not_kept = self.definitions.property(0, 0, property::NOT_KEPT);
+        Summary {
+            duration_ns: self.span_ns().map_or(0, |(start, end)| end.abs_diff(start)),
+            events: self.events.counts().into_iter().collect(),
+            processes: self.process_summaries(),
+            devices: self.device_summaries(&ops, pid_of),
+            streams: self.stream_summaries(&ops, pid_of),
+            not_kept: not_kept.and_then(|json| serde_json::from_str(json).ok()).unwrap_or_default(),
+        }
+    }
+
+    /// The kernels by total time, longest first; those of equal time by name.
+    pub fn kernel_summaries(&self) -> Vec<KernelSummary> {
+        let mut by_name = FxHashMap::<u32, (u64, u64)>::default();
+        for row in self.events.kernel.rows() {
+            let kernel =
+                self.definitions.get(row.shape).map_or(0, |shape: ktape_format::definition::Shape| shape.kernel);
+            let (calls, total_ns) = by_name.entry(kernel).or_default();
+            *calls += 1;
+            *total_ns = total_ns.saturating_add(row.duration_ns);
+        }
+        let mut kernels: Vec<KernelSummary> = by_name
+            .into_iter()
+            .map(|(kernel, (calls, total_ns))| {
+                let name =
+                    self.definitions.get(kernel).map_or(0, |kernel: ktape_format::definition::KernelName| kernel.name);
+                KernelSummary { name: names::demangled(self.definitions.string(name)).into_owned(), calls, total_ns }
+            })
+            .collect();
+        kernels.sort_by(|a, b| b.total_ns.cmp(&a.total_ns).then_with(|| a.name.cmp(&b.name)));
+        kernels
+    }
+
+    fn process_summaries(&self) -> Vec<ProcessSummary> {
+        let mut threads = FxHashMap::<u32, usize>::default();
+        self.definitions.threads.rows().for_each(|Thread { process, .. }| *threads.entry(process).or_default() += 1);
+        let processes = self.definitions.processes.rows().zip(1_u32..);
+        let kind = DefinitionKind::Process as u16;
+        processes
+            .map(|(process, id)| ProcessSummary {
+                pid: process.pid,
+                name: self.definitions.property(kind, id, property::NAME).unwrap_or_default().to_owned(),
+                rank: self.definitions.property(kind, id, property::RANK).map(str::to_owned),
+                world_size: self.definitions.property(kind, id, property::WORLD_SIZE).map(str::to_owned),
+                threads: threads.get(&id).copied().unwrap_or(0),
+            })
+            .collect()
+    }
+
+    fn device_summaries(&self, ops: &[DeviceOp], pid_of: impl Fn(u32) -> Option<i64>) -> Vec<DeviceSummary> {
+        let mut by_device = FxHashMap::<u32, Vec<&DeviceOp>>::default();
+        ops.iter().for_each(|op| by_device.entry(op.device).or_default().push(op));
+        let devices = self.definitions.devices.rows().zip(1_u32..);
+        devices
+            .map(|(Device { process, index, .. }, id)| {
+                let ops = by_device.get(&id).map(Vec::as_slice).unwrap_or_default();
+                let kernels = ops.iter().filter(|op| op.kind == DeviceOpKind::Kernel).count();
+                let end = ops.iter().map(|op| op.end_ns).max();
+                let mut properties: BTreeMap<String, String> = self
+                    .definitions
+                    .properties_of(DefinitionKind::Device as u16, id)
+                    .map(|(key, value)| (key.to_owned(), value.to_owned()))
+                    .collect();
+                DeviceSummary {
+                    index,
+                    name: properties.remove(property::NAME).unwrap_or_default(),
+                    pid: pid_of(process),
+                    busy_ns: union_ns(ops.iter().map(|op| (op.start_ns, op.end_ns))),
+                    span_ns: ops.first().zip(end).map_or(0, |(first, end)| end.abs_diff(first.start_ns)),
+                    kernels,
+                    copies: ops.len() - kernels,
+                    properties,
+                }
+            })
+            .collect()
+    }
+
+    fn stream_summaries(&self, ops: &[DeviceOp], pid_of: impl Fn(u32) -> Option<i64>) -> Vec<StreamSummary> {
+        let mut by_stream = BTreeMap::<u32, Vec<(i64, i64)>>::new();
+        ops.iter().for_each(|op| by_stream.entry(op.stream).or_default().push((op.start_ns, op.end_ns)));
+        by_stream
+            .into_iter()
+            .map(|(id, work)| {
+                let stream = self.definitions.get::<Stream>(id).unwrap_or_default();
+                let context = self.definitions.get::<Context>(stream.context).unwrap_or_default();
+                StreamSummary {
+                    device: self.definitions.get::<Device>(context.device).unwrap_or_default().index,
+                    context: context.native,
+                    stream: stream.native,
+                    pid: pid_of(context.process),
+                    operations: work.len(),
+                    busy_ns: union_ns(work),
+                }
+            })
+            .collect()
+    }
+}

@@ -1,0 +1,455 @@
+//! A block: the unit that is written, checked, skipped and decoded at once.
+//!
+//! ```text
+//! header     64 bytes, fixed
+//! directory  a few bytes a section: table, rows, first id or times, length
+//! sections   one for each table that has rows: definitions first, then events
+//! padding    to a multiple of 64
+//! ```
+//!
+//! Why one block for all tables: it is sealed by one write, so a crash leaves it whole or torn, never half of a
+//! launch; its definitions stand in front of the events that use them; and a reader that wants one kind skips the
+//! other sections by the directory, without touching their pages.
+
+use std::ops::Range;
+
+use crate::column::{Decoder, Encoded, Encoder, Prediction};
+use crate::definition::{Definition, DefinitionVisitor, Definitions, visit_definitions};
+use crate::event::{Event, Events, KindVisitor, visit_kinds};
+use crate::table::{DefinitionKind, Predictor, Row, Table};
+use crate::varint::{put, take, take_bytes, unzigzag, zigzag};
+
+/// The first bytes of a block.
+pub const MAGIC: [u8; 8] = *b"KTAPEBLK";
+/// The length of a block's fixed header.
+pub const HEADER_BYTES: usize = 64;
+/// Blocks begin at multiples of this.
+pub const ALIGNMENT: u64 = 64;
+/// No section has more rows. Bounds what a stranger's bytes can make a reader allocate.
+pub const MAX_ROWS: u64 = 1 << 20;
+/// No block's strings take more bytes.
+pub const MAX_TEXT_BYTES: u64 = 64 << 20;
+
+/// What a block is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum BlockKind {
+    /// Definitions and events.
+    Data,
+    /// The last block of a tape that was closed: no rows. Its absence says that the writer was killed.
+    End,
+}
+
+/// A block's header and directory.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct BlockInfo {
+    /// Where it begins in the file.
+    pub offset: u64,
+    /// What it is for.
+    pub kind: BlockKind,
+    /// Counts the blocks of a tape from 0, without gaps.
+    pub sequence: u64,
+    /// The earliest start of its events; 0 without events.
+    pub first_ns: i64,
+    /// The latest end of its events; 0 without events.
+    pub last_ns: i64,
+    /// How many rows its sections have together.
+    pub rows: u64,
+    /// The length of everything, padding included.
+    pub bytes: u64,
+    /// Its sections in order.
+    pub sections: Vec<SectionInfo>,
+    payload: Range<u64>,
+    payload_crc: u32,
+}
+
+/// A section as the directory describes it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SectionInfo {
+    /// The number of its table.
+    pub table: u16,
+    /// How many rows.
+    pub rows: u64,
+    /// The id of its first row, for definitions; 0 for events.
+    pub first_id: u64,
+    /// The earliest start of its events.
+    pub first_ns: i64,
+    /// The latest end of its events.
+    pub last_ns: i64,
+    /// Where it lies in the file.
+    pub range: Range<u64>,
+}
+
+/// How many definitions of each kind stand on the tape already: the same order as `visit_definitions`, strings first.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Defined(Vec<usize>);
+
+impl Defined {
+    /// All that `definitions` has.
+    pub(crate) fn all(definitions: &Definitions) -> Defined {
+        struct Lengths<'a>(&'a Definitions, Vec<usize>);
+        impl DefinitionVisitor for Lengths<'_> {
+            type Error = std::convert::Infallible;
+            fn visit<T: Definition>(&mut self) -> Result<(), Self::Error> {
+                self.1.push(T::table(self.0).len());
+                Ok(())
+            }
+        }
+        let mut lengths = Lengths(definitions, vec![definitions.strings.len()]);
+        let Ok(()) = visit_definitions(&mut lengths);
+        Defined(lengths.1)
+    }
+
+    fn of(&self, index: usize) -> usize {
+        self.0.get(index).copied().unwrap_or(0)
+    }
+}
+
+/// Encodes blocks. Buffers and zstd contexts are reused from one to the next.
+pub(crate) struct BlockEncoder {
+    columns: Encoder,
+    bits: Vec<Vec<u64>>,
+    parameters: Vec<u8>,
+    entries: Vec<u8>,
+    bodies: Vec<u8>,
+    directory: Vec<u8>,
+    payload: Vec<u8>,
+    rows: u64,
+}
+
+impl BlockEncoder {
+    pub(crate) fn new() -> std::io::Result<BlockEncoder> {
+        Ok(BlockEncoder {
+            columns: Encoder::new()?,
+            bits: Vec::new(),
+            parameters: Vec::new(),
+            entries: Vec::new(),
+            bodies: Vec::new(),
+            directory: Vec::new(),
+            payload: Vec::new(),
+            rows: 0,
+        })
+    }
+
+    /// Encodes the definitions that are not `defined` yet, and all events, as a data block into `out`.
+    pub(crate) fn data(
+        &mut self,
+        sequence: u64,
+        definitions: &Definitions,
+        defined: &Defined,
+        events: &Events,
+        out: &mut Vec<u8>,
+    ) {
+        self.clear();
+        self.strings(&definitions.strings, defined.of(0));
+        let mut sections = DefinitionSections { encoder: self, definitions, defined, visited: 0 };
+        let Ok(()) = visit_definitions(&mut sections);
+        let mut sections = EventSections { encoder: self, events, span: None };
+        let Ok(()) = visit_kinds(&mut sections);
+        let span = sections.span.unwrap_or_default();
+        self.seal(BlockKind::Data, sequence, span, out);
+    }
+
+    /// Encodes the block that says that the tape is complete into `out`.
+    pub(crate) fn end(&mut self, sequence: u64, out: &mut Vec<u8>) {
+        self.clear();
+        self.seal(BlockKind::End, sequence, (0, 0), out);
+    }
+
+    fn clear(&mut self) {
+        self.directory.clear();
+        self.payload.clear();
+        self.rows = 0;
+    }
+
+    /// Header, directory, payload and padding. See `docs/format.md` for the offsets.
+    fn seal(&mut self, kind: BlockKind, sequence: u64, span: (i64, i64), out: &mut Vec<u8>) {
+        out.clear();
+        out.extend_from_slice(&MAGIC);
+        out.extend_from_slice(&kind.code().to_le_bytes());
+        out.extend_from_slice(&[0; 2]);
+        out.extend_from_slice(&(self.directory.len() as u32).to_le_bytes());
+        out.extend_from_slice(&sequence.to_le_bytes());
+        out.extend_from_slice(&span.0.to_le_bytes());
+        out.extend_from_slice(&span.1.to_le_bytes());
+        out.extend_from_slice(&self.rows.to_le_bytes());
+        out.extend_from_slice(&(self.payload.len() as u64).to_le_bytes());
+        out.extend_from_slice(&crc32c::crc32c(&self.payload).to_le_bytes());
+        let header_crc = crc32c::crc32c_append(crc32c::crc32c(out), &self.directory);
+        out.extend_from_slice(&header_crc.to_le_bytes());
+        debug_assert_eq!(out.len(), HEADER_BYTES);
+        out.extend_from_slice(&self.directory);
+        out.extend_from_slice(&self.payload);
+        out.resize(out.len().next_multiple_of(ALIGNMENT as usize), 0);
+    }
+
+    fn table<T: Table>(&mut self, table: &T, rows: Range<usize>, first_id: u64, span: (i64, i64)) {
+        if rows.is_empty() {
+            return;
+        }
+        let specs = T::Row::COLUMNS;
+        let mut bits = std::mem::take(&mut self.bits);
+        bits.resize_with(specs.len().max(bits.len()), Vec::new);
+        for (index, bits) in bits.iter_mut().enumerate().take(specs.len()) {
+            table.column_bits(index, rows.clone(), bits);
+        }
+        for (index, spec) in specs.iter().enumerate() {
+            let prediction = match spec.predictor {
+                Predictor::Least => Prediction::Least,
+                Predictor::Previous => Prediction::Previous,
+                Predictor::StreamEnd { stream, duration } => {
+                    Prediction::StreamEnd { stream: (stream, &bits[stream]), duration: (duration, &bits[duration]) }
+                }
+            };
+            self.column(index, &bits[index], prediction);
+        }
+        self.bits = bits;
+        self.section(T::Row::KIND, rows.len(), first_id, span, specs.len());
+    }
+
+    /// Strings are a table of two columns: their lengths, and all their text as one.
+    fn strings(&mut self, strings: &[Box<str>], from: usize) {
+        let strings = &strings[from..];
+        if strings.is_empty() {
+            return;
+        }
+        let lengths: Vec<u64> = strings.iter().map(|string| string.len() as u64).collect();
+        self.column(0, &lengths, Prediction::Least);
+        let text: Vec<u8> = strings.iter().flat_map(|string| string.bytes()).collect();
+        let before = self.bodies.len();
+        self.parameters.clear();
+        self.columns.text(&text, &mut self.parameters, &mut self.bodies);
+        self.entry(1, before);
+        self.section(DefinitionKind::String as u16, strings.len(), from as u64 + 1, (0, 0), 2);
+    }
+
+    fn column(&mut self, index: usize, values: &[u64], prediction: Prediction<'_>) {
+        let before = self.bodies.len();
+        self.parameters.clear();
+        self.columns.column(values, prediction, &mut self.parameters, &mut self.bodies);
+        self.entry(index, before);
+    }
+
+    /// A column's entry: its number, the lengths of its parameters and body, and the parameters.
+    fn entry(&mut self, index: usize, body_from: usize) {
+        put(&mut self.entries, index as u64);
+        put(&mut self.entries, self.parameters.len() as u64);
+        put(&mut self.entries, (self.bodies.len() - body_from) as u64);
+        self.entries.extend_from_slice(&self.parameters);
+    }
+
+    /// Moves the columns gathered into the payload: their number, the entries, the bodies.
+    fn section(&mut self, table: u16, rows: usize, first_id: u64, span: (i64, i64), columns: usize) {
+        let before = self.payload.len();
+        put(&mut self.payload, columns as u64);
+        self.payload.append(&mut self.entries);
+        self.payload.append(&mut self.bodies);
+        self.rows += rows as u64;
+        let bytes = (self.payload.len() - before) as u64;
+        let duration = span.1.abs_diff(span.0);
+        for value in [u64::from(table), rows as u64, first_id, zigzag(span.0), duration, bytes] {
+            put(&mut self.directory, value);
+        }
+    }
+}
+
+struct DefinitionSections<'a> {
+    encoder: &'a mut BlockEncoder,
+    definitions: &'a Definitions,
+    defined: &'a Defined,
+    visited: usize,
+}
+
+impl DefinitionVisitor for DefinitionSections<'_> {
+    type Error = std::convert::Infallible;
+    fn visit<T: Definition>(&mut self) -> Result<(), Self::Error> {
+        self.visited += 1;
+        let from = self.defined.of(self.visited);
+        let table = T::table(self.definitions);
+        self.encoder.table(table, from..table.len(), from as u64 + 1, (0, 0));
+        Ok(())
+    }
+}
+
+struct EventSections<'a> {
+    encoder: &'a mut BlockEncoder,
+    events: &'a Events,
+    span: Option<(i64, i64)>,
+}
+
+impl KindVisitor for EventSections<'_> {
+    type Error = std::convert::Infallible;
+    fn visit<E: Event>(&mut self) -> Result<(), Self::Error> {
+        let table = E::table(self.events);
+        let Some(span) = table.rows().map(|row| (row.start_ns(), row.end_ns())).reduce(hull) else { return Ok(()) };
+        self.encoder.table(table, 0..table.len(), 0, span);
+        self.span = Some(self.span.map_or(span, |all| hull(all, span)));
+        Ok(())
+    }
+}
+
+fn hull(a: (i64, i64), b: (i64, i64)) -> (i64, i64) {
+    (a.0.min(b.0), a.1.max(b.1))
+}
+
+impl BlockKind {
+    fn code(self) -> u16 {
+        match self {
+            BlockKind::Data => 1,
+            BlockKind::End => 2,
+        }
+    }
+}
+
+impl BlockInfo {
+    /// Reads the header and directory of the block at `offset` of a tape. Checks both, but not the payload.
+    pub(crate) fn read(tape: &[u8], offset: u64) -> Result<BlockInfo, &'static str> {
+        let bytes = usize::try_from(offset).ok().and_then(|at| tape.get(at..)).unwrap_or_default();
+        let Some((header, rest)) = bytes.split_first_chunk::<HEADER_BYTES>() else {
+            return Err("the file ends within a block's header");
+        };
+        if header[..8] != MAGIC {
+            return Err("no block begins here");
+        }
+        let u32_at = |at: usize| u32::from_le_bytes(header[at..at + 4].try_into().expect("4 bytes"));
+        let u64_at = |at: usize| u64::from_le_bytes(header[at..at + 8].try_into().expect("8 bytes"));
+        let Some(directory) = rest.get(..u32_at(12) as usize) else {
+            return Err("the file ends within a block's directory");
+        };
+        if crc32c::crc32c_append(crc32c::crc32c(&header[..60]), directory) != u32_at(60) {
+            return Err("a block's header does not match its checksum");
+        }
+        let kind = match u16::from_le_bytes([header[8], header[9]]) {
+            1 => BlockKind::Data,
+            2 => BlockKind::End,
+            _ => return Err("a block of a kind that this version does not know"),
+        };
+        let from = offset + HEADER_BYTES as u64 + directory.len() as u64;
+        let to = from.checked_add(u64_at(48)).ok_or("a block's length is impossible")?;
+        let sections = sections(directory, from..to).ok_or("a block's directory contradicts itself")?;
+        Ok(BlockInfo {
+            offset,
+            kind,
+            sequence: u64_at(16),
+            first_ns: u64_at(24) as i64,
+            last_ns: u64_at(32) as i64,
+            rows: u64_at(40),
+            bytes: (to - offset).next_multiple_of(ALIGNMENT),
+            sections,
+            payload: from..to,
+            payload_crc: u32_at(56),
+        })
+    }
+
+    /// The payload, if it is all there and matches its checksum.
+    pub(crate) fn payload<'a>(&self, tape: &'a [u8]) -> Result<&'a [u8], &'static str> {
+        let Some(payload) = slice(tape, &self.payload) else { return Err("the file ends within a block") };
+        if crc32c::crc32c(payload) != self.payload_crc {
+            return Err("a block's contents do not match their checksum");
+        }
+        Ok(payload)
+    }
+}
+
+fn slice<'a>(bytes: &'a [u8], range: &Range<u64>) -> Option<&'a [u8]> {
+    bytes.get(usize::try_from(range.start).ok()?..usize::try_from(range.end).ok()?)
+}
+
+fn sections(mut directory: &[u8], payload: Range<u64>) -> Option<Vec<SectionInfo>> {
+    let mut sections = Vec::new();
+    let mut at = payload.start;
+    while !directory.is_empty() {
+        let table = u16::try_from(take(&mut directory)?).ok()?;
+        let rows = take(&mut directory)?;
+        let first_id = take(&mut directory)?;
+        let first_ns = unzigzag(take(&mut directory)?);
+        let last_ns = first_ns.checked_add_unsigned(take(&mut directory)?)?;
+        let end = at.checked_add(take(&mut directory)?)?;
+        if end > payload.end || rows > MAX_ROWS {
+            return None;
+        }
+        sections.push(SectionInfo { table, rows, first_id, first_ns, last_ns, range: at..end });
+        at = end;
+    }
+    Some(sections)
+}
+
+/// Decodes sections. Buffers and zstd contexts are reused from one to the next.
+pub(crate) struct SectionDecoder {
+    columns: Decoder,
+    bits: Vec<Vec<u64>>,
+}
+
+impl SectionDecoder {
+    pub(crate) fn new() -> std::io::Result<SectionDecoder> {
+        Ok(SectionDecoder { columns: Decoder::new()?, bits: Vec::new() })
+    }
+
+    /// The rows of a section; `None` if its bytes contradict themselves.
+    pub(crate) fn table<T: Table>(&mut self, section: &SectionInfo, tape: &[u8]) -> Option<T> {
+        let rows = usize::try_from(section.rows).ok()?;
+        let entries = entries(slice(tape, &section.range)?)?;
+        let mut table = T::default();
+        table.reset(rows);
+        let known = T::Row::COLUMNS.len();
+        self.bits.resize_with(self.bits.len().max(known), Vec::new);
+        self.bits.iter_mut().for_each(Vec::clear);
+        // Those that need no other column first. A column newer than this version is left alone.
+        for pass_needs_others in [false, true] {
+            for &(index, encoded) in entries.iter().filter(|(index, _)| *index < known) {
+                if encoded.needs().is_some() != pass_needs_others {
+                    continue;
+                }
+                let mut out = std::mem::take(&mut self.bits[index]);
+                let needed = match encoded.needs() {
+                    None => None,
+                    Some((stream, duration)) => {
+                        let column = |index: u64| self.bits.get(usize::try_from(index).ok()?).map(Vec::as_slice);
+                        let (stream, duration) = (column(stream)?, column(duration)?);
+                        if stream.len() != rows || duration.len() != rows {
+                            return None;
+                        }
+                        Some((stream, duration))
+                    }
+                };
+                self.columns.column(encoded, rows, needed, &mut out)?;
+                table.set_column(index, &out);
+                self.bits[index] = out;
+            }
+        }
+        Some(table)
+    }
+
+    /// The strings of a section. What is no UTF-8 (only a damaged or foreign tape has it) is shown by U+FFFD.
+    pub(crate) fn strings(&mut self, section: &SectionInfo, tape: &[u8]) -> Option<Vec<Box<str>>> {
+        let rows = usize::try_from(section.rows).ok()?;
+        let entries = entries(slice(tape, &section.range)?)?;
+        let &[(0, lengths), (1, text)] = entries.get(..2)? else { return None };
+        let mut bits = Vec::new();
+        self.columns.column(lengths, rows, None, &mut bits)?;
+        let total = bits.iter().try_fold(0_u64, |sum, &length| sum.checked_add(length))?;
+        if total > MAX_TEXT_BYTES {
+            return None;
+        }
+        let text = self.columns.text(text, total as usize)?;
+        let mut rest = &text[..];
+        bits.iter().map(|&length| Some(String::from_utf8_lossy(take_bytes(&mut rest, length)?).into())).collect()
+    }
+}
+
+/// The columns of a section, by number.
+fn entries(mut section: &[u8]) -> Option<Vec<(usize, Encoded<'_>)>> {
+    let count = take(&mut section)?;
+    let mut heads = Vec::new();
+    for _ in 0..count {
+        let index = usize::try_from(take(&mut section)?).ok()?;
+        let parameters_bytes = take(&mut section)?;
+        let body_bytes = take(&mut section)?;
+        heads.push((index, take_bytes(&mut section, parameters_bytes)?, body_bytes));
+    }
+    heads
+        .into_iter()
+        .map(|(index, parameters, body_bytes)| {
+            Some((index, Encoded::new(parameters, take_bytes(&mut section, body_bytes)?)))
+        })
+        .collect()
+}
