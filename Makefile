@@ -1,0 +1,28 @@
+# Two commands do everything on a fresh machine with cargo: `make demo` and `make test`.
+
+CARGO ?= cargo
+ANALYZE = target/release/analyze
+
+.PHONY: demo test setup
+
+demo: ## the main job, from a made-up decode loop: everything lands in out/
+	$(CARGO) build --release --bin analyze --bin make-fixture
+	mkdir -p out
+	target/release/make-fixture decode-loop -o out/decode.ktape
+	$(ANALYZE) perfetto out/decode.ktape -o out/decode.pftrace --force
+	$(ANALYZE) flamegraph out/decode.ktape -o out/decode.svg --force
+	$(ANALYZE) compare out/decode.ktape --hz 100 --svg out/decode-compare.svg --force > out/decode-compare.txt
+	@echo
+	@echo "out/decode.ktape         the tape: $(ANALYZE) info out/decode.ktape"
+	@echo "out/decode.pftrace       the timeline: open it at ui.perfetto.dev, or run $(ANALYZE) open out/decode.ktape"
+	@echo "out/decode.svg           exact GPU time by Python stack: open it in a browser"
+	@echo "out/decode-compare.txt   what a 100 Hz profiler would have said: less out/decode-compare.txt"
+	@echo "out/decode-compare.svg   the same as a picture: open it in a browser"
+
+test: setup ## everything that CI runs
+	$(CARGO) fmt --all --check
+	$(CARGO) clippy --workspace --all-targets -- -D warnings
+	KTAPE_REQUIRE_PERFETTO=1 $(CARGO) test --workspace
+
+setup: ## upstream's trace_processor and UI, and a browser, for the tests of the Perfetto export
+	fixtures/perfetto/setup.sh
