@@ -1,14 +1,128 @@
 //! `analyze import`.
 
-use anyhow::Result;
+use std::collections::BTreeMap;
+use std::fmt::Display;
+use std::io::{self, IsTerminal, Write};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use anyhow::{Result, bail};
+use indicatif::{ProgressBar, ProgressStyle};
+use ktape_format::Memory;
 
 use super::Outcome;
+use crate::import::kineto::{self, Progress, Summary};
 
 /// The options of `analyze import`.
 #[derive(clap::Args, Debug)]
-pub struct Args {}
+#[command(after_help = "\
+Times become integer nanoseconds exactly. What is in the file but has no place on the tape is counted and listed once.
+
+Examples:
+  analyze import trace.json.gz                    writes trace.ktape beside it
+  analyze import rank3.json -o out/rank3.ktape")]
+pub struct Args {
+    /// The trace: JSON of the PyTorch profiler (`prof.export_chrome_trace`), 2021 or later, gzipped or not
+    #[arg(value_name = "SRC")]
+    source: PathBuf,
+    /// Where to write the tape [default: SRC with the ending .ktape]
+    #[arg(short, long, value_name = "OUT.ktape")]
+    output: Option<PathBuf>,
+    /// Overwrite the output if it exists
+    #[arg(long)]
+    force: bool,
+    /// Print what was read, kept and not kept as JSON
+    #[arg(long)]
+    json: bool,
+}
 
 /// Runs `analyze import`.
-pub fn run(_args: &Args) -> Result<Outcome> {
-    anyhow::bail!("not built yet")
+pub fn run(args: &Args) -> Result<Outcome> {
+    let output = args.output.clone().unwrap_or_else(|| default_output(&args.source));
+    if output.exists() && !args.force {
+        bail!("{} exists; give another name with -o, or --force to overwrite it", output.display());
+    }
+    let began = Instant::now();
+    let bar = progress_bar();
+    let mut memory = Memory::default();
+    let outcome = kineto::import(&args.source, &mut memory, |Progress { done_bytes, total_bytes }| {
+        bar.set_length(total_bytes);
+        bar.set_position(done_bytes);
+    });
+    bar.finish_and_clear();
+    let summary = outcome?;
+    if args.json {
+        print_json(&summary)?;
+    } else {
+        print_summary(&args.source, &summary, began.elapsed())?;
+    }
+    Ok(Outcome::Done)
+}
+
+/// The source's path with `.ktape` for `.json` or `.json.gz`.
+fn default_output(source: &Path) -> PathBuf {
+    let name = source.file_name().unwrap_or_default().to_string_lossy();
+    let name = name.strip_suffix(".gz").unwrap_or(&name);
+    let name = name.strip_suffix(".json").unwrap_or(name);
+    source.with_file_name(format!("{name}.ktape"))
+}
+
+fn progress_bar() -> ProgressBar {
+    if !io::stderr().is_terminal() {
+        return ProgressBar::hidden();
+    }
+    let style = ProgressStyle::with_template("reading {wide_bar} {bytes} of {total_bytes}");
+    ProgressBar::no_length().with_style(style.expect("the template is right"))
+}
+
+fn print_json(summary: &Summary) -> io::Result<()> {
+    let json = serde_json::json!({
+        "read": summary.read,
+        "kept": summary.kept,
+        "not_kept": summary.not_kept,
+        "not_kept_parts": summary.not_kept_parts,
+        "repaired": summary.repaired,
+        "matched": summary.matched,
+        "unmatched": summary.unmatched,
+    });
+    writeln!(io::stdout().lock(), "{json:#}")
+}
+
+fn print_summary(source: &Path, summary: &Summary, took: Duration) -> io::Result<()> {
+    let mut out = io::stdout().lock();
+    writeln!(out, "{}: {} entries in {:.2} s", source.display(), summary.entries(), took.as_secs_f64())?;
+    let device_work = summary.matched + summary.unmatched;
+    writeln!(out, "  device work: {device_work}, {} of it launched before the recording began", summary.unmatched)?;
+    print_counts(&mut out, "kept", &summary.kept)?;
+    print_counts(&mut out, "not kept", &summary.not_kept)?;
+    print_counts(&mut out, "not kept of those kept", &summary.not_kept_parts)?;
+    print_counts(&mut out, "put right", &summary.repaired)
+}
+
+/// One line of counts, the largest first; none if there are none.
+fn print_counts<K: Display + Ord>(out: &mut impl Write, what: &str, counts: &BTreeMap<K, u64>) -> io::Result<()> {
+    if counts.is_empty() {
+        return Ok(());
+    }
+    let mut counts: Vec<(&K, &u64)> = counts.iter().collect();
+    counts.sort_by_key(|(_, count)| std::cmp::Reverse(**count));
+    let counts: Vec<String> = counts.iter().map(|(name, count)| format!("{name} {count}")).collect();
+    writeln!(out, "  {what}: {}", counts.join(", "))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_tape_lies_beside_its_source() {
+        for (source, tape) in [
+            ("a/trace.json.gz", "a/trace.ktape"),
+            ("trace.json", "trace.ktape"),
+            ("run.pt.trace.json", "run.pt.trace.ktape"),
+            ("odd", "odd.ktape"),
+        ] {
+            assert_eq!(default_output(Path::new(source)), Path::new(tape));
+        }
+    }
 }

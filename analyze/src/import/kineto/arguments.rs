@@ -1,0 +1,360 @@
+//! An event's `args`: what has a column of its own, what is dropped (and counted), what is kept as JSON.
+//!
+//! Ids that are different in every event would make each argument object unique, so that none could be shared; what
+//! can be computed from the rest says nothing new. Both are dropped. A value that is not what its column holds is
+//! kept as it is: nothing is lost because a profiler changed its mind.
+
+use std::borrow::Cow;
+use std::collections::BTreeMap;
+use std::fmt;
+
+use serde::de::{DeserializeSeed, Deserializer, IgnoredAny, MapAccess, Visitor};
+use serde_json::value::RawValue;
+
+use super::category::Category;
+use super::json::Text;
+use super::names;
+
+/// Ids of one event only. The correlation joins what they joined.
+const IDS: &[&str] = &[
+    "External id",
+    "external id",
+    "Ev Idx",
+    "Record function id",
+    "Python id",
+    "Python parent id",
+    "Profiler Event Index",
+    "external ts",
+    "cid",
+    "Trace name",
+    "Trace iteration",
+];
+
+/// What follows from size and duration, or from the shape and the device's limits.
+const DERIVED: &[&str] =
+    &["memory bandwidth (GB/s)", "blocks per SM", "warps per SM", "est. achieved occupancy %", "occupancy"];
+
+/// The arguments of an event that have columns. Absent ones are 0 or `None`.
+#[derive(Debug, Default)]
+pub(super) struct Arguments<'a> {
+    pub(super) correlation: u64,
+    pub(super) device: Option<i64>,
+    pub(super) context: Option<i64>,
+    pub(super) stream: Option<i64>,
+    pub(super) bytes: Option<i64>,
+    pub(super) grid: [u32; 3],
+    pub(super) block: [u32; 3],
+    pub(super) registers: u32,
+    pub(super) shared_bytes: u32,
+    pub(super) graph: u64,
+    pub(super) graph_node: u64,
+    pub(super) priority: Option<i32>,
+    pub(super) callback_id: u32,
+    /// The kernel that a HIP launch names.
+    pub(super) kernel: Option<Cow<'a, str>>,
+    pub(super) copy_kind: Option<u8>,
+    /// Both ends of a copy between devices.
+    pub(super) from_device: Option<u32>,
+    pub(super) to_device: Option<u32>,
+    pub(super) sequence: Option<i64>,
+    pub(super) call_stack: Option<Cow<'a, str>>,
+    pub(super) address: u64,
+    pub(super) device_type: i64,
+    pub(super) device_id: i64,
+    pub(super) total_allocated: u64,
+    pub(super) total_reserved: u64,
+    pub(super) sync_kind: Option<Cow<'a, str>>,
+    pub(super) event: u64,
+    pub(super) recorded_by: u64,
+}
+
+/// Reads arguments; remembers what it dropped.
+#[derive(Debug, Default)]
+pub(super) struct Reader {
+    /// What is to be kept of the event read last, as the inside of a JSON object.
+    kept: String,
+    /// How many arguments were dropped, by name.
+    pub(super) dropped: BTreeMap<String, u64>,
+}
+
+/// What became of an argument.
+enum Fate {
+    Column,
+    Dropped,
+    Kept,
+}
+
+impl Reader {
+    /// Reads the arguments of an event.
+    pub(super) fn read<'a>(&mut self, category: Category, args: Option<&'a RawValue>) -> Arguments<'a> {
+        self.kept.clear();
+        let mut arguments = Arguments::default();
+        let Some(args) = args else { return arguments };
+        if args.get().starts_with('{') {
+            let mut json = serde_json::Deserializer::from_str(args.get());
+            // The text was found to be valid JSON when the event was.
+            let _ = Object { reader: self, arguments: &mut arguments, category }.deserialize(&mut json);
+        } else if args.get() != "null" {
+            self.keep("args", args.get());
+        }
+        arguments
+    }
+
+    /// Adds to what is kept of the event read last. `value` is JSON.
+    pub(super) fn keep(&mut self, key: &str, value: &str) {
+        let separator = if self.kept.is_empty() { "" } else { "," };
+        self.kept.push_str(separator);
+        self.kept.push_str(&serde_json::Value::from(key).to_string());
+        self.kept.push(':');
+        push_compact(&mut self.kept, value);
+    }
+
+    /// What is kept of the event read last, as a JSON object; empty for nothing.
+    pub(super) fn kept_json(&mut self) -> &str {
+        if !self.kept.is_empty() && !self.kept.starts_with('{') {
+            self.kept.insert(0, '{');
+            self.kept.push('}');
+        }
+        &self.kept
+    }
+
+    fn count(&mut self, name: &str) {
+        match self.dropped.get_mut(name) {
+            Some(count) => *count += 1,
+            None => _ = self.dropped.insert(name.to_owned(), 1),
+        }
+    }
+}
+
+struct Object<'r, 'a> {
+    reader: &'r mut Reader,
+    arguments: &'r mut Arguments<'a>,
+    category: Category,
+}
+
+impl<'de> DeserializeSeed<'de> for Object<'_, 'de> {
+    type Value = ();
+
+    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<(), D::Error> {
+        deserializer.deserialize_map(self)
+    }
+}
+
+impl<'de> Visitor<'de> for Object<'_, 'de> {
+    type Value = ();
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("an object")
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<(), A::Error> {
+        while let Some(Text(key)) = map.next_key()? {
+            if IDS.contains(&&*key) {
+                map.next_value::<IgnoredAny>()?;
+                self.reader.count(&key);
+                continue;
+            }
+            let value: &RawValue = map.next_value()?;
+            match self.arguments.take(self.category, &key, value.get()) {
+                Fate::Column => {}
+                Fate::Dropped => self.reader.count(&key),
+                Fate::Kept => self.reader.keep(&key, value.get()),
+            }
+        }
+        Ok(())
+    }
+}
+
+impl<'a> Arguments<'a> {
+    fn take(&mut self, category: Category, key: &str, value: &'a str) -> Fate {
+        let taken = match category {
+            Category::Kernel | Category::Memcpy | Category::Memset => {
+                if DERIVED.contains(&key) || (key == "queued" && value == "0") {
+                    return Fate::Dropped;
+                }
+                self.take_of_device_work(key, value)
+            }
+            Category::Runtime | Category::Driver => self.take_of_call(key, value),
+            Category::Operator => {
+                if key == "Call stack" {
+                    self.call_stack = text(value);
+                }
+                key == "Sequence number" && number(value, &mut self.sequence)
+            }
+            Category::Sync => {
+                self.read_of_sync(key, value);
+                false
+            }
+            // An allocation has no column for what is left over.
+            Category::Memory if !self.take_of_memory(key, value) => return Fate::Dropped,
+            Category::Memory => true,
+            _ => false,
+        };
+        if taken { Fate::Column } else { Fate::Kept }
+    }
+
+    fn take_of_device_work(&mut self, key: &str, value: &'a str) -> bool {
+        match key {
+            "correlation" => whole(value, &mut self.correlation),
+            "device" | "inDevice" => number(value, &mut self.device),
+            "context" | "inContext" => number(value, &mut self.context),
+            "stream" => number(value, &mut self.stream),
+            "bytes" => number(value, &mut self.bytes),
+            "grid" => triple(value, &mut self.grid),
+            "block" => triple(value, &mut self.block),
+            "registers per thread" => whole(value, &mut self.registers),
+            "shared memory" => whole(value, &mut self.shared_bytes),
+            "graph id" => whole(value, &mut self.graph),
+            "graph node id" => whole(value, &mut self.graph_node),
+            "priority" => number(value, &mut self.priority),
+            "fromDevice" => number(value, &mut self.from_device),
+            "toDevice" => number(value, &mut self.to_device),
+            "kind" => {
+                self.copy_kind = text(value).and_then(|kind| names::copy_kind_of(&kind));
+                self.copy_kind.is_some()
+            }
+            _ => false,
+        }
+    }
+
+    fn take_of_call(&mut self, key: &str, value: &'a str) -> bool {
+        match key {
+            "correlation" => whole(value, &mut self.correlation),
+            "cbid" => whole(value, &mut self.callback_id),
+            "grid" => triple(value, &mut self.grid),
+            "block" => triple(value, &mut self.block),
+            "shared memory" => whole(value, &mut self.shared_bytes),
+            "kernel" => {
+                self.kernel = text(value);
+                self.kernel.is_some()
+            }
+            _ => false,
+        }
+    }
+
+    /// A synchronisation record stays whole beside what it tells of its call.
+    fn read_of_sync(&mut self, key: &str, value: &'a str) {
+        match key {
+            "correlation" => _ = whole(value, &mut self.correlation),
+            "device" => _ = number(value, &mut self.device),
+            "context" => _ = number(value, &mut self.context),
+            "stream" => _ = number(value, &mut self.stream),
+            "cuda_sync_kind" => self.sync_kind = text(value),
+            "wait_on_cuda_event_id" => _ = whole(value, &mut self.event),
+            "wait_on_cuda_event_record_corr_id" => _ = whole(value, &mut self.recorded_by),
+            _ => {}
+        }
+    }
+
+    fn take_of_memory(&mut self, key: &str, value: &'a str) -> bool {
+        match key {
+            "Bytes" => number(value, &mut self.bytes),
+            "Addr" => whole(value, &mut self.address),
+            "Device Type" => whole(value, &mut self.device_type),
+            "Device Id" => whole(value, &mut self.device_id),
+            "Total Allocated" => whole(value, &mut self.total_allocated),
+            "Total Reserved" => whole(value, &mut self.total_reserved),
+            _ => false,
+        }
+    }
+}
+
+/// Reads an integer into `into`; leaves it alone and says no if the JSON is something else.
+fn whole<T: std::str::FromStr>(json: &str, into: &mut T) -> bool {
+    json.parse().map(|value| *into = value).is_ok()
+}
+
+fn number<T: std::str::FromStr>(json: &str, into: &mut Option<T>) -> bool {
+    json.parse().map(|value| *into = Some(value)).is_ok()
+}
+
+/// Reads `[4995, 1, 1]`.
+fn triple(json: &str, into: &mut [u32; 3]) -> bool {
+    let inside = json.strip_prefix('[').and_then(|json| json.strip_suffix(']'));
+    let mut numbers = inside.unwrap_or("").split(',').map(|number| number.trim().parse());
+    match (numbers.next(), numbers.next(), numbers.next(), numbers.next()) {
+        (Some(Ok(x)), Some(Ok(y)), Some(Ok(z)), None) => {
+            *into = [x, y, z];
+            true
+        }
+        _ => false,
+    }
+}
+
+/// Reads a JSON string.
+pub(super) fn text(json: &str) -> Option<Cow<'_, str>> {
+    serde_json::from_str::<Text>(json).ok().map(|text| text.0)
+}
+
+/// Appends JSON without the spaces between its parts.
+fn push_compact(out: &mut String, json: &str) {
+    let mut in_string = false;
+    let mut escaped = false;
+    let mut from = 0;
+    for (at, byte) in json.bytes().enumerate() {
+        match byte {
+            _ if escaped => escaped = false,
+            b'\\' => escaped = true,
+            b'"' => in_string = !in_string,
+            b' ' | b'\n' | b'\r' | b'\t' if !in_string => {
+                out.push_str(&json[from..at]);
+                from = at + 1;
+            }
+            _ => {}
+        }
+    }
+    out.push_str(&json[from..]);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(reader: &mut Reader, category: Category, json: &str) -> (Arguments<'static>, String) {
+        let json: &'static str = Box::leak(json.to_owned().into_boxed_str());
+        let arguments = reader.read(category, Some(serde_json::from_str(json).unwrap()));
+        (arguments, reader.kept_json().to_owned())
+    }
+
+    #[test]
+    fn columns_dropped_and_kept() {
+        let mut reader = Reader::default();
+        let (arguments, kept) = read(
+            &mut reader,
+            Category::Kernel,
+            r#"{"External id": 7, "queued": 0, "device": 1, "stream": 9, "correlation": 5, "grid": [4, 2, 1],
+                "blocks per SM": 0.4, "graph node id": 3, "Collective name": "all  reduce", "In split size": [ 1, 2 ]}"#,
+        );
+        assert_eq!((arguments.device, arguments.stream, arguments.correlation), (Some(1), Some(9), 5));
+        assert_eq!((arguments.grid, arguments.block, arguments.graph_node), ([4, 2, 1], [0; 3], 3));
+        assert_eq!(kept, r#"{"Collective name":"all  reduce","In split size":[1,2]}"#);
+        let dropped: Vec<_> = reader.dropped.iter().map(|(name, count)| (name.as_str(), *count)).collect();
+        assert_eq!(dropped, [("External id", 1), ("blocks per SM", 1), ("queued", 1)]);
+    }
+
+    #[test]
+    fn a_value_that_is_not_its_columns_is_kept() {
+        let mut reader = Reader::default();
+        let (arguments, kept) =
+            read(&mut reader, Category::Memcpy, r#"{"bytes": "4096", "kind": "Sideways", "queued": 4}"#);
+        assert_eq!((arguments.bytes, arguments.copy_kind), (None, None));
+        assert_eq!(kept, r#"{"bytes":"4096","kind":"Sideways","queued":4}"#);
+        assert_eq!(read(&mut reader, Category::Memcpy, "[1, 2]").1, r#"{"args":[1,2]}"#);
+        assert_eq!(read(&mut reader, Category::Memcpy, "null").1, "");
+    }
+
+    #[test]
+    fn the_stream_of_an_operator_is_only_an_argument() {
+        let (arguments, kept) =
+            read(&mut Reader::default(), Category::Operator, r#"{"stream": 3, "Sequence number": 8}"#);
+        assert_eq!((arguments.stream, arguments.sequence), (None, Some(8)));
+        assert_eq!(kept, r#"{"stream":3}"#);
+    }
+
+    #[test]
+    fn strings_keep_their_spaces_and_quotes() {
+        let mut out = String::new();
+        push_compact(&mut out, r#"{ "a \" b" : [ "c d" , 1 ] }"#);
+        assert_eq!(out, r#"{"a \" b":["c d",1]}"#);
+    }
+}

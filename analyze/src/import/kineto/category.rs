@@ -1,0 +1,147 @@
+//! What an event is: decided by its category alone, except where it has none.
+//!
+//! Neither the pid (a device row's is the device's number, which Python rows use too), nor the name, nor a `stream`
+//! argument (ROCm's collectives have one on the host) says it reliably.
+
+/// What a complete event (`"ph": "X"`) is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Category {
+    /// A framework's operator.
+    Operator,
+    /// A Python function.
+    Python,
+    /// A range that somebody named, on the host.
+    Annotation,
+    /// Something recorded or projected on a stream that is no device work: annotations, synchronisations, events.
+    OnStream,
+    /// A synchronisation record, which tells more of the host call with its correlation.
+    Sync,
+    /// A kernel.
+    Kernel,
+    /// A copy.
+    Memcpy,
+    /// A memset.
+    Memset,
+    /// A call of the runtime API.
+    Runtime,
+    /// A call of the driver API.
+    Driver,
+    /// The profiler's own work.
+    Overhead,
+    /// The caching allocator handed memory out or took it back. An instant, by its name: 2021's have no category.
+    Memory,
+    /// Anything else; kept as a range under its category.
+    Other,
+}
+
+impl Category {
+    /// The category of a complete event; 2021's names are capitalised.
+    pub(super) fn of(name: &str) -> Category {
+        match name {
+            "cpu_op" | "Operator" => Category::Operator,
+            "python_function" => Category::Python,
+            "user_annotation" => Category::Annotation,
+            "gpu_user_annotation" | "cuda_event" => Category::OnStream,
+            "cuda_sync" => Category::Sync,
+            "kernel" | "Kernel" => Category::Kernel,
+            "gpu_memcpy" | "Memcpy" => Category::Memcpy,
+            "gpu_memset" | "Memset" => Category::Memset,
+            "Runtime" => Category::Runtime,
+            "overhead" => Category::Overhead,
+            // cuda_runtime (HIP's too), xpu_runtime, … ; cuda_driver, xpu_driver, …
+            _ if name.ends_with("_runtime") => Category::Runtime,
+            _ if name.ends_with("_driver") => Category::Driver,
+            _ => Category::Other,
+        }
+    }
+
+    /// Whether a process with such an event is one that really ran, not a row that the profiler made up.
+    pub(super) fn is_of_a_real_process(self) -> bool {
+        matches!(
+            self,
+            Category::Operator | Category::Annotation | Category::Memory | Category::Runtime | Category::Driver
+        )
+    }
+}
+
+/// What a host call does, as far as its name says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum CallName {
+    /// Launches a kernel.
+    Launch,
+    /// Launches a graph.
+    GraphLaunch,
+    /// Waits; with the `sync_kind` code.
+    Synchronize(u8),
+    /// Makes a stream wait for an event.
+    EventWait,
+    /// Records an event.
+    EventRecord,
+    /// Anything else.
+    Other,
+}
+
+impl CallName {
+    /// What `cudaLaunchKernelExC`, `hipGraphLaunch`, `cuStreamSynchronize`, … do.
+    pub(super) fn of(name: &str) -> CallName {
+        use ktape_format::event::sync_kind;
+        let has = |part| name.contains(part);
+        if has("GraphLaunch") {
+            CallName::GraphLaunch
+        } else if has("Launch") && has("Kernel") {
+            CallName::Launch
+        } else if has("StreamWaitEvent") {
+            CallName::EventWait
+        } else if has("EventRecord") {
+            CallName::EventRecord
+        } else if has("Synchronize") {
+            CallName::Synchronize(if has("Stream") {
+                sync_kind::STREAM
+            } else if has("Event") {
+                sync_kind::EVENT
+            } else {
+                sync_kind::CONTEXT
+            })
+        } else {
+            CallName::Other
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use ktape_format::event::sync_kind;
+
+    #[test]
+    fn old_and_new_categories() {
+        for (old, new) in [
+            ("Operator", "cpu_op"),
+            ("Kernel", "kernel"),
+            ("Memcpy", "gpu_memcpy"),
+            ("Memset", "gpu_memset"),
+            ("Runtime", "cuda_runtime"),
+        ] {
+            assert_eq!(Category::of(old), Category::of(new));
+            assert_ne!(Category::of(old), Category::Other);
+        }
+        assert_eq!(Category::of("mtia_ccp_events"), Category::Other);
+        assert_eq!(Category::of(""), Category::Other);
+    }
+
+    #[test]
+    fn calls_by_name() {
+        for name in ["cudaLaunchKernel", "cuLaunchKernelEx", "hipExtModuleLaunchKernel", "cudaLaunchCooperativeKernel"]
+        {
+            assert_eq!(CallName::of(name), CallName::Launch, "{name}");
+        }
+        assert_eq!(CallName::of("hipGraphLaunch"), CallName::GraphLaunch);
+        assert_eq!(CallName::of("cudaGraphKernelNodeGetParams"), CallName::Other);
+        assert_eq!(CallName::of("cudaEventRecordWithFlags"), CallName::EventRecord);
+        assert_eq!(CallName::of("cudaStreamWaitEvent"), CallName::EventWait);
+        assert_eq!(CallName::of("cudaStreamSynchronize"), CallName::Synchronize(sync_kind::STREAM));
+        assert_eq!(CallName::of("hipEventSynchronize"), CallName::Synchronize(sync_kind::EVENT));
+        assert_eq!(CallName::of("cudaDeviceSynchronize"), CallName::Synchronize(sync_kind::CONTEXT));
+        assert_eq!(CallName::of("cudaEventQuery"), CallName::Other);
+    }
+}

@@ -1,0 +1,125 @@
+//! Instants, counters, metadata, and the trace's own properties.
+
+use ktape_format::Sink;
+use ktape_format::definition::{subject, vendor};
+use ktape_format::event::{Counter, Mark};
+use serde_json::value::RawValue;
+
+use super::super::arguments::{Arguments, text};
+use super::super::category::Category;
+use super::super::error::Fault;
+use super::super::json::RawEvent;
+use super::super::records::{CounterValue, MemoryInstant, Metadata};
+use super::super::summary::Summary;
+use super::{Collector, Id};
+
+/// The category of instants on the profiler's own rows, which have none.
+const PROFILERS_OWN: &str = "Trace";
+
+impl<'t, S: Sink, P: FnMut(u64)> Collector<'t, '_, S, P> {
+    pub(super) fn instant(&mut self, event: &RawEvent<'t>) -> Result<(), Fault> {
+        let Some(start_ns) = self.start_ns(event)? else { return Ok(()) };
+        // By its name, the one exception: 2021's have no category.
+        if event.name == "[memory]" {
+            let arguments = self.reader.read(Category::Memory, event.args);
+            self.memory(event, start_ns, &arguments);
+            return Ok(());
+        }
+        self.reader.read(Category::Other, event.args);
+        let thread = self.thread(event, Category::Other);
+        let name = self.sink.string(&event.name)?;
+        let category = if event.category.is_empty() && thread == 0 { PROFILERS_OWN } else { &event.category };
+        let category = self.sink.string(category)?;
+        let args = self.kept_args()?;
+        self.records.marks.push(Mark { start_ns, thread, name, category, stack: 0, args });
+        Ok(())
+    }
+
+    fn memory(&mut self, event: &RawEvent<'t>, start_ns: i64, arguments: &Arguments<'t>) {
+        let thread = self.thread(event, Category::Memory);
+        if arguments.bytes.is_none() {
+            self.summary.repair("[memory] without `Bytes`, taken as 0");
+        }
+        // c10::DeviceType: 0 is the processor; 1 CUDA, 6 HIP.
+        let on_device = arguments.device_type != 0;
+        self.records.memory.push(MemoryInstant {
+            start_ns,
+            thread,
+            device: u32::try_from(arguments.device_id).ok().filter(|_| on_device),
+            bytes: arguments.bytes.unwrap_or(0),
+            address: arguments.address,
+            allocated_bytes: arguments.total_allocated,
+            reserved_bytes: arguments.total_reserved,
+        });
+    }
+
+    /// A counter event has one value for each of its arguments.
+    pub(super) fn counter(&mut self, event: &RawEvent<'t>) -> Result<(), Fault> {
+        let Some(start_ns) = self.start_ns(event)? else { return Ok(()) };
+        let series: std::collections::BTreeMap<String, serde_json::Value> =
+            event.args.and_then(|args| serde_json::from_str(args.get()).ok()).unwrap_or_default();
+        let pid = Id::of(event.pid);
+        let device = match &pid {
+            Id::Text(text) => text.strip_prefix("GPU ").and_then(|rest| rest.split(' ').next()?.parse().ok()),
+            Id::Number(_) | Id::None => None,
+        };
+        let mut kept = false;
+        for (key, value) in series {
+            let Some(value) = value.as_f64() else {
+                Summary::count(&mut self.summary.not_kept_parts, "argument", &key);
+                continue;
+            };
+            let name = if key == "value" { event.name.to_string() } else { format!("{} {key}", event.name) };
+            let name = self.sink.string(&name)?;
+            let row = Counter { start_ns, counter: 0, value };
+            self.records.counters.push(CounterValue { row, name, pid: pid.number(), device });
+            kept = true;
+        }
+        if kept {
+            *self.summary.kept.entry("counter").or_default() += 1;
+        } else {
+            Summary::count(&mut self.summary.not_kept, "counter without a number", &event.name);
+        }
+        Ok(())
+    }
+
+    pub(super) fn metadata(&mut self, event: &RawEvent<'t>) {
+        let wanted = match &*event.name {
+            "process_name" => Some(("process_name", "name")),
+            "process_labels" => Some(("process_labels", "labels")),
+            "thread_name" => Some(("thread_name", "name")),
+            _ => None,
+        };
+        let value = wanted.and_then(|(_, key)| {
+            let args: std::collections::BTreeMap<String, serde_json::Value> =
+                serde_json::from_str(event.args?.get()).ok()?;
+            Some(args.get(key)?.as_str()?.trim().to_owned())
+        });
+        match (wanted, value, Id::of(event.pid).number(), Id::of(event.tid).number()) {
+            (Some((entry, _)), Some(value), Some(pid), tid) => {
+                self.records.metadata.push(Metadata { entry, pid, tid: tid.unwrap_or(0), value });
+            }
+            _ => Summary::count(&mut self.summary.not_kept, "metadata", &event.name),
+        }
+    }
+
+    pub(super) fn property_of_the_trace(&mut self, key: &str, value: &'t RawValue) -> Result<(), Fault> {
+        let json = value.get();
+        match key {
+            "baseTimeNanoseconds" => match json.parse() {
+                Ok(base_ns) => self.records.base_ns = base_ns,
+                Err(_) => {
+                    let problem = "`baseTimeNanoseconds` is not a whole number of nanoseconds".to_owned();
+                    return Err(Fault::At { offset: self.offset(value), problem });
+                }
+            },
+            "deviceProperties" => self.records.device_properties = Some(json.to_owned()),
+            "distributedInfo" => self.records.distributed_info = Some(json.to_owned()),
+            _ if key.starts_with("cupti") || key.starts_with("cuda") => self.records.vendor = vendor::NVIDIA,
+            _ if key.starts_with("roctracer") || key.starts_with("hip") => self.records.vendor = vendor::AMD,
+            _ => {}
+        }
+        let value = text(json).unwrap_or(std::borrow::Cow::Borrowed(json));
+        Ok(self.sink.property(subject::TAPE, 0, key, &value)?)
+    }
+}

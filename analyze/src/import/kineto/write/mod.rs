@@ -1,0 +1,239 @@
+//! Joins the records and writes them: device work with its call, everything with its stack, in order of time.
+
+mod calls;
+mod rest;
+
+use ktape_format::Sink;
+use ktape_format::definition::Graph;
+use ktape_format::event::{Event, Kernel, Memcpy, Memset};
+use rustc_hash::FxHashMap;
+
+use super::devices::Places;
+use super::error::Fault;
+use super::records::{CallsByCorrelation, DeviceOp, Records, Work, is_without_shared_memory_of};
+use super::stacks::{self, Query, Rank, Span};
+use super::summary::Summary;
+
+/// Writes the records of one file.
+pub(super) struct Writer<'s, S> {
+    sink: &'s mut S,
+    places: Places,
+    summary: Summary,
+    base_ns: i64,
+}
+
+/// The stacks of the records, one for each.
+struct Stacks {
+    calls: Vec<u32>,
+    memory: Vec<u32>,
+    ranges: Vec<u32>,
+    marks: Vec<u32>,
+}
+
+/// The device work of one call, by numbers into [`Records::device_ops`].
+#[derive(Clone, Copy, Debug)]
+struct Submitted {
+    /// The first operation, by start.
+    first: u32,
+    /// The first kernel, by start.
+    kernel: Option<u32>,
+    /// Whether any of it belongs to a graph.
+    in_graph: bool,
+}
+
+/// Device work by process and correlation: ids count within a process.
+type SubmittedBy = FxHashMap<(u32, u64), Submitted>;
+
+/// A device operation's definitions.
+#[derive(Clone, Copy, Default)]
+struct Located {
+    stream: u32,
+    graph: u32,
+}
+
+impl<'s, S: Sink> Writer<'s, S> {
+    /// Writes everything and adds what was kept to the summary.
+    pub(super) fn write(
+        sink: &'s mut S,
+        source: &str,
+        mut records: Records,
+        mut summary: Summary,
+    ) -> Result<Summary, Fault> {
+        let base_ns = records.checked_base_ns()?;
+        let (on_host, on_device) = records.set_missing_times();
+        summary.repair_all("event without a time (`ts` 0), set to the file's first", on_host);
+        summary.repair_all("device operation without a time (`ts` 0), set to its call's", on_device);
+        records.sort();
+        let places = Places::new(sink, source, &mut records)?;
+        let mut writer = Writer { sink, places, summary, base_ns };
+        let stacks = writer.stacks(&records)?;
+        let calls = records.calls_by_correlation();
+        let (submitted, located) = writer.locate(&records, &calls)?;
+        writer.device_ops(&records, &calls, &located)?;
+        writer.calls(&records, &submitted, &located, &stacks.calls)?;
+        writer.memory(&records, &stacks.memory)?;
+        writer.ranges(&records, &calls, &stacks.ranges)?;
+        writer.marks(&records, &stacks.marks)?;
+        writer.slices(&records)?;
+        writer.counters(&records)?;
+        writer.properties(&records)?;
+        Ok(writer.summary)
+    }
+
+    fn event<E: Event>(&mut self, row: E) -> Result<(), Fault> {
+        self.sink.event(row)?;
+        *self.summary.kept.entry(E::NAME).or_default() += 1;
+        Ok(())
+    }
+
+    fn stacks(&mut self, records: &Records) -> Result<Stacks, Fault> {
+        let mut has_python = vec![false; records.threads.keys.len() + 1];
+        for slice in records.slices.iter().filter(|slice| slice.rank == Some(Rank::Python)) {
+            has_python[slice.row.thread as usize] = true;
+        }
+        let (calls, memory) = (records.calls.len(), records.memory.len());
+        let (ranges, marks) = (records.ranges.len(), records.marks.len());
+        let mut spans: Vec<Span> = Vec::with_capacity(records.slices.len());
+        for slice in records.slices.iter().filter(|slice| slice.row.thread != 0) {
+            let Some(rank) = slice.rank else { continue };
+            let row = &slice.row;
+            let call_stack = if has_python[row.thread as usize] { 0 } else { slice.call_stack };
+            let (thread, start_ns, frame) = (row.thread, row.start_ns, row.frame);
+            spans.push(Span { thread, start_ns, end_ns: row.end_ns(), rank, frame, call_stack, slot: None });
+        }
+        let mut queries: Vec<Query> = Vec::with_capacity(calls + memory + ranges + marks);
+        let mut ask = |slot: usize, thread: u32, at_ns: i64| {
+            if thread != 0 {
+                queries.push(Query { thread, at_ns, slot: slot as u32 });
+            }
+        };
+        records.calls.iter().enumerate().for_each(|(at, call)| ask(at, call.thread, call.start_ns));
+        records.memory.iter().enumerate().for_each(|(at, row)| ask(calls + at, row.thread, row.start_ns));
+        for (at, range) in records.ranges.iter().enumerate() {
+            let (slot, row) = (calls + memory + at, &range.row);
+            let (thread, start_ns, frame) = (row.thread, row.start_ns, range.frame);
+            if frame == 0 || thread == 0 {
+                ask(slot, thread, start_ns);
+            } else {
+                let (end_ns, rank, slot) = (row.end_ns(), Rank::Annotation, Some(slot as u32));
+                spans.push(Span { thread, start_ns, end_ns, rank, frame, call_stack: 0, slot });
+            }
+        }
+        let slots = calls + memory + ranges;
+        records.marks.iter().enumerate().for_each(|(at, mark)| ask(slots + at, mark.thread, mark.start_ns));
+        let mut all = stacks::resolve(self.sink, spans, queries, slots + marks)?;
+        let marks = all.split_off(calls + memory + ranges);
+        let ranges = all.split_off(calls + memory);
+        let memory = all.split_off(calls);
+        Ok(Stacks { calls: all, memory, ranges, marks })
+    }
+
+    /// The process of a call's device work: the only one there is, else that of the call, else the first.
+    fn process(&self, records: &Records, calls: &CallsByCorrelation, correlation: u64) -> u32 {
+        if records.processes.len() > 1
+            && let Some(call) = calls.get(&correlation)
+        {
+            return self.process_of_thread(records, records.calls[*call as usize].thread);
+        }
+        self.places.main_process
+    }
+
+    fn process_of_thread(&self, records: &Records, thread: u32) -> u32 {
+        (thread as usize)
+            .checked_sub(1)
+            .and_then(|row| self.places.process_of(records.threads.keys[row].0))
+            .unwrap_or(self.places.main_process)
+    }
+
+    /// Defines the stream and graph of each device operation, and groups the operations by the call's correlation.
+    fn locate(&mut self, records: &Records, calls: &CallsByCorrelation) -> Result<(SubmittedBy, Vec<Located>), Fault> {
+        let mut submitted = SubmittedBy::default();
+        let mut located = Vec::with_capacity(records.device_ops.len());
+        for (number, op) in (0..).zip(&records.device_ops) {
+            let process = self.process(records, calls, op.correlation);
+            let stream = self.places.stream(self.sink, process, op.place)?;
+            let graph = match op.graph {
+                0 => 0,
+                native => self.sink.define(Graph { process, native })?,
+            };
+            located.push(Located { stream, graph });
+            let first = Submitted { first: number, kernel: None, in_graph: false };
+            let of_call = submitted.entry((process, op.correlation)).or_insert(first);
+            of_call.in_graph |= op.graph != 0 || op.graph_node != 0;
+            if matches!(op.work, Work::Kernel(_)) {
+                of_call.kernel.get_or_insert(number);
+            }
+        }
+        submitted.retain(|(_, correlation), _| *correlation != 0);
+        Ok((submitted, located))
+    }
+
+    fn device_ops(&mut self, records: &Records, calls: &CallsByCorrelation, located: &[Located]) -> Result<(), Fault> {
+        for (op, located) in records.device_ops.iter().zip(located) {
+            let call = calls.get(&op.correlation).map(|call| &records.calls[*call as usize]);
+            *if call.is_some() { &mut self.summary.matched } else { &mut self.summary.unmatched } += 1;
+            let Located { stream, graph } = *located;
+            let start_ns = op.start_ns + self.base_ns;
+            let &DeviceOp { duration_ns, correlation, graph_node, timing, args, .. } = op;
+            match op.work {
+                Work::Kernel(shape) => {
+                    // The call knows the shared memory, which a HIP kernel's own record does not have.
+                    let said = call.and_then(|call| call.shape.as_deref()).copied();
+                    let shape = said.filter(|said| is_without_shared_memory_of(&shape, said)).unwrap_or(shape);
+                    let shape = self.sink.define(shape)?;
+                    self.event(Kernel {
+                        start_ns,
+                        duration_ns,
+                        correlation,
+                        stream,
+                        shape,
+                        graph,
+                        graph_node,
+                        timing,
+                        args,
+                    })?;
+                }
+                Work::Memcpy { bytes, kind, source_memory, target_memory, peer_device, name } => {
+                    let peer_device = match peer_device {
+                        Some(index) => {
+                            let process = self.process(records, calls, correlation);
+                            self.places.device(self.sink, process, index)?
+                        }
+                        None => 0,
+                    };
+                    self.event(Memcpy {
+                        start_ns,
+                        duration_ns,
+                        correlation,
+                        stream,
+                        bytes,
+                        kind,
+                        source_memory,
+                        target_memory,
+                        peer_device,
+                        graph,
+                        graph_node,
+                        timing,
+                        name,
+                        args,
+                    })?;
+                }
+                Work::Memset { bytes, target_memory, name } => self.event(Memset {
+                    start_ns,
+                    duration_ns,
+                    correlation,
+                    stream,
+                    bytes,
+                    value: 0,
+                    target_memory,
+                    graph,
+                    graph_node,
+                    timing,
+                    name,
+                    args,
+                })?,
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,109 @@
+//! Allocations, ranges, marks, slices, counters, and the tape's properties.
+
+use ktape_format::Sink;
+use ktape_format::definition::{CounterName, property, subject};
+use ktape_format::event::{Alloc, Free, allocator};
+
+use super::super::error::Fault;
+use super::super::records::{CallsByCorrelation, Records};
+use super::Writer;
+
+impl<S: Sink> Writer<'_, S> {
+    pub(super) fn memory(&mut self, records: &Records, stacks: &[u32]) -> Result<(), Fault> {
+        for (instant, stack) in records.memory.iter().zip(stacks) {
+            let process = self.process_of_thread(records, instant.thread);
+            let (device, allocator) = match instant.device {
+                Some(index) => (self.places.device(self.sink, process, index)?, allocator::CACHING),
+                None => (0, allocator::HOST),
+            };
+            let alloc = Alloc {
+                start_ns: instant.start_ns + self.base_ns,
+                thread: self.places.thread(instant.thread),
+                device,
+                address: instant.address,
+                bytes: instant.bytes.unsigned_abs(),
+                allocator,
+                allocated_bytes: instant.allocated_bytes,
+                reserved_bytes: instant.reserved_bytes,
+                stack: *stack,
+                ..Alloc::default()
+            };
+            if instant.bytes < 0 {
+                let Alloc { start_ns, thread, device, address, bytes, allocated_bytes, reserved_bytes, stack, .. } =
+                    alloc;
+                let free = Free { start_ns, thread, device, address, bytes, allocator, ..Free::default() };
+                self.event(Free { allocated_bytes, reserved_bytes, stack, ..free })?;
+            } else {
+                self.event(alloc)?;
+            }
+        }
+        Ok(())
+    }
+
+    pub(super) fn ranges(
+        &mut self,
+        records: &Records,
+        calls: &CallsByCorrelation,
+        stacks: &[u32],
+    ) -> Result<(), Fault> {
+        for (range, stack) in records.ranges.iter().zip(stacks) {
+            let mut row = range.row;
+            row.start_ns += self.base_ns;
+            row.thread = self.places.thread(row.thread);
+            row.stack = *stack;
+            if let Some(place) = range.place {
+                let process = self.process(records, calls, range.correlation);
+                row.stream = self.places.stream(self.sink, process, place)?;
+            }
+            self.event(row)?;
+        }
+        Ok(())
+    }
+
+    pub(super) fn marks(&mut self, records: &Records, stacks: &[u32]) -> Result<(), Fault> {
+        for (mark, stack) in records.marks.iter().zip(stacks) {
+            let mut row = *mark;
+            row.start_ns += self.base_ns;
+            row.thread = self.places.thread(row.thread);
+            row.stack = *stack;
+            self.event(row)?;
+        }
+        Ok(())
+    }
+
+    pub(super) fn slices(&mut self, records: &Records) -> Result<(), Fault> {
+        for slice in &records.slices {
+            let mut row = slice.row;
+            row.start_ns += self.base_ns;
+            row.thread = self.places.thread(row.thread);
+            self.event(row)?;
+        }
+        Ok(())
+    }
+
+    pub(super) fn counters(&mut self, records: &Records) -> Result<(), Fault> {
+        for counter in &records.counters {
+            let process = counter.pid.and_then(|pid| self.places.process_of(pid)).unwrap_or(0);
+            let device = match counter.device {
+                Some(index) => self.places.device(self.sink, self.places.main_process, index)?,
+                None => 0,
+            };
+            let mut row = counter.row;
+            row.start_ns += self.base_ns;
+            row.counter = self.sink.define(CounterName { name: counter.name, unit: 0, process, device })?;
+            // Not through `event`: one entry of the file has a value for each of its series, and was counted as one.
+            self.sink.event(row)?;
+        }
+        Ok(())
+    }
+
+    pub(super) fn properties(&mut self, records: &Records) -> Result<(), Fault> {
+        self.places.name(self.sink, records, &mut self.summary)?;
+        self.places.rank(self.sink, records.distributed_info.as_deref())?;
+        let not_kept = self.summary.not_kept_json();
+        self.sink.property(subject::TAPE, 0, property::NOT_KEPT, &not_kept)?;
+        // Kineto's times count from 1970-01-01, with `baseTimeNanoseconds` or, before 2024, without.
+        self.sink.property(subject::TAPE, 0, "clock", "unix")?;
+        Ok(())
+    }
+}
