@@ -7,6 +7,7 @@
 
 pub mod intervals;
 pub mod names;
+pub mod occupancy;
 pub mod selection;
 pub mod summary;
 
