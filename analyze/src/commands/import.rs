@@ -6,11 +6,13 @@ use std::io::{self, IsTerminal, Write};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use anyhow::{Result, bail};
+use anyhow::{Context as _, Result};
 use indicatif::{ProgressBar, ProgressStyle};
-use ktape_format::Memory;
+use ktape_format::{Options, TapeWriter, Written};
 
 use super::Outcome;
+use super::human::{HumanBytes, HumanCount};
+use super::output::Output;
 use crate::import::kineto::{self, Progress, Summary};
 
 /// The options of `analyze import`.
@@ -39,22 +41,24 @@ pub struct Args {
 /// Runs `analyze import`.
 pub fn run(args: &Args) -> Result<Outcome> {
     let output = args.output.clone().unwrap_or_else(|| default_output(&args.source));
-    if output.exists() && !args.force {
-        bail!("{} exists; give another name with -o, or --force to overwrite it", output.display());
-    }
     let began = Instant::now();
+    let file = Output::create(&output, args.force)?;
+    let name = || output.display().to_string();
+    let options = Options::batch(concat!("ktape analyze ", env!("CARGO_PKG_VERSION")));
+    let mut tape = TapeWriter::new(file.file().try_clone().with_context(name)?, &options).with_context(name)?;
     let bar = progress_bar();
-    let mut memory = Memory::default();
-    let outcome = kineto::import(&args.source, &mut memory, |Progress { done_bytes, total_bytes }| {
+    let outcome = kineto::import(&args.source, &mut tape, |Progress { done_bytes, total_bytes }| {
         bar.set_length(total_bytes);
         bar.set_position(done_bytes);
     });
     bar.finish_and_clear();
     let summary = outcome?;
+    let written = tape.finish().with_context(name)?;
+    file.commit()?;
     if args.json {
-        print_json(&summary)?;
+        print_json(&summary, &output, &written)?;
     } else {
-        print_summary(&args.source, &summary, began.elapsed())?;
+        print_summary(&args.source, &output, &summary, &written, began.elapsed())?;
     }
     Ok(Outcome::Done)
 }
@@ -75,8 +79,11 @@ fn progress_bar() -> ProgressBar {
     ProgressBar::no_length().with_style(style.expect("the template is right"))
 }
 
-fn print_json(summary: &Summary) -> io::Result<()> {
+fn print_json(summary: &Summary, output: &Path, written: &Written) -> io::Result<()> {
     let json = serde_json::json!({
+        "output": output.display().to_string(),
+        "file_bytes": written.file_bytes,
+        "events": written.events,
         "read": summary.read,
         "kept": summary.kept,
         "not_kept": summary.not_kept,
@@ -88,9 +95,17 @@ fn print_json(summary: &Summary) -> io::Result<()> {
     writeln!(io::stdout().lock(), "{json:#}")
 }
 
-fn print_summary(source: &Path, summary: &Summary, took: Duration) -> io::Result<()> {
+fn print_summary(source: &Path, output: &Path, summary: &Summary, written: &Written, took: Duration) -> io::Result<()> {
     let mut out = io::stdout().lock();
-    writeln!(out, "{}: {} entries in {:.2} s", source.display(), summary.entries(), took.as_secs_f64())?;
+    writeln!(
+        out,
+        "{}: {} events, {} from {} of source, in {:.2} s",
+        output.display(),
+        HumanCount(written.events),
+        HumanBytes(written.file_bytes),
+        HumanBytes(std::fs::metadata(source)?.len()),
+        took.as_secs_f64(),
+    )?;
     let device_work = summary.matched + summary.unmatched;
     writeln!(out, "  device work: {device_work}, {} of it launched before the recording began", summary.unmatched)?;
     print_counts(&mut out, "kept", &summary.kept)?;

@@ -5,9 +5,10 @@ use std::io::Read as _;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, Result};
-use ktape_format::{Damage, Tape, TapeError, header};
+use ktape_format::{Damage, Memory, Tape, header};
 
 use super::Outcome;
+use crate::import::kineto;
 use crate::timeline::{Selection, Timeline};
 
 /// An opened trace.
@@ -39,13 +40,30 @@ impl Loaded {
 /// Opens `path` and keeps what `selection` asks for.
 pub fn load(path: &Path, selection: &Selection) -> Result<Loaded> {
     let name = || path.display().to_string();
-    let mut magic = [0; header::MAGIC.len()];
-    let read = File::open(path).and_then(|mut file| file.read(&mut magic)).with_context(name)?;
-    if magic[..read] == header::MAGIC {
-        load_tape(path, selection).with_context(name)
-    } else {
-        Err(TapeError::NotATape("does not begin as one")).with_context(name)
-    }
+    let mut magic = Vec::new();
+    let limit = header::MAGIC.len() as u64;
+    File::open(path).and_then(|file| file.take(limit).read_to_end(&mut magic)).with_context(name)?;
+    if magic == header::MAGIC { load_tape(path, selection).with_context(name) } else { load_foreign(path, selection) }
+}
+
+/// A trace of another tool is imported into memory. Its importer's errors name the file.
+fn load_foreign(path: &Path, selection: &Selection) -> Result<Loaded> {
+    let file_bytes = std::fs::metadata(path).with_context(|| path.display().to_string())?.len();
+    let mut memory = Memory::default();
+    kineto::import(path, &mut memory, |_| {})?;
+    let mut timeline = Timeline::new(memory.definitions, memory.events);
+    selection.wanted(timeline.span_ns().map_or(0, |(first_ns, _)| first_ns))?.keep(&mut timeline.events);
+    selection.keep_processes(&timeline.definitions, &mut timeline.events)?;
+    Ok(Loaded {
+        path: path.to_owned(),
+        file_bytes,
+        // The joins hold rows, and the selection has moved them.
+        timeline: Timeline::new(timeline.definitions, timeline.events),
+        lost: 0,
+        damage: Vec::new(),
+        staged_rows: 0,
+        closed: true,
+    })
 }
 
 fn load_tape(path: &Path, selection: &Selection) -> Result<Loaded> {

@@ -8,6 +8,7 @@ pub mod import;
 pub mod info;
 pub mod load;
 pub mod open;
+pub mod output;
 pub mod perfetto;
 
 use std::io::{self, Write};
