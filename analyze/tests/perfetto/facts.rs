@@ -1,6 +1,6 @@
 //! What is on a tape, added up event by event: the truth that a Perfetto trace is held against.
 
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::{BTreeMap, HashSet};
 use std::path::Path;
 
 use ktape_format::definition::{Frame, frame_kind};
@@ -25,7 +25,8 @@ pub(crate) struct Facts {
     pub(crate) submitted: i64,
     /// The device time of those whose call has a stack.
     pub(crate) stacked_ns: i64,
-    by_kernel: HashMap<String, Work>,
+    /// Calls and time of each kernel, by its name in the source.
+    pub(crate) by_kernel: BTreeMap<String, Work>,
 }
 
 /// One operation: its process, correlation id, begin and duration.
@@ -45,7 +46,7 @@ impl Facts {
         let mut copies = operations(&events.memcpy, |row| key(row.stream, row.correlation));
         copies.extend(operations(&events.memset, |row| key(row.stream, row.correlation)));
 
-        let mut by_kernel: HashMap<String, Work> = HashMap::new();
+        let mut by_kernel: BTreeMap<String, Work> = BTreeMap::new();
         for row in events.kernel.rows() {
             add(by_kernel.entry(definitions.kernel_name(row.shape).to_owned()).or_default(), row.duration_ns);
         }
@@ -74,13 +75,6 @@ impl Facts {
             stacked_ns: all().filter(|op| stacked.contains(&op.key)).map(|op| op.duration_ns as i64).sum(),
             by_kernel,
         }
-    }
-
-    /// Calls and time of each kernel, sorted, without its name.
-    pub(crate) fn kernel_groups(&self) -> Vec<Work> {
-        let mut groups: Vec<Work> = self.by_kernel.values().copied().collect();
-        groups.sort_unstable();
-        groups
     }
 }
 
@@ -119,12 +113,20 @@ fn host(events: &Events, frames: &[Frame]) -> BTreeMap<&'static str, Work> {
     events.mark.rows().for_each(|_| put("mark", 0));
     events.lifecycle.rows().for_each(|_| put("lifecycle", 0));
     for row in events.slice.rows() {
-        let kind = frames[row.frame as usize - 1].kind;
-        put(if kind == frame_kind::PYTHON { "python" } else { "operator" }, row.duration_ns);
+        put(
+            match frames[row.frame as usize - 1].kind {
+                frame_kind::PYTHON => "python",
+                frame_kind::OPERATOR => "operator",
+                frame_kind::OVERHEAD => "overhead",
+                kind => panic!("no importer makes slices of kind {kind}"),
+            },
+            row.duration_ns,
+        );
     }
     for row in events.range.rows() {
         assert_eq!(row.phase, phase::COMPLETE, "imported ranges are whole");
-        put(if row.thread == 0 { "gpu_range" } else { "range" }, row.duration_ns);
+        let on_device = row.thread == 0 && row.stream != 0;
+        put(if on_device { "gpu_range" } else { "range" }, row.duration_ns);
     }
     host
 }

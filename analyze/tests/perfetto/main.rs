@@ -14,7 +14,7 @@ use std::path::{Path, PathBuf};
 use protobuf::Message as _;
 use serde_json::Value;
 
-use facts::Facts;
+use facts::{Facts, Work};
 
 /// Upstream's statistics that count no fault: how long things took, and that clocks were not converted.
 const HARMLESS: &[&str] = &["guess_trace_type_duration_ns", "parse_trace_duration_ns", "clock_sync_cache_miss"];
@@ -54,7 +54,8 @@ fn prove(exported: &Exported) {
             "select name, value from stats where value > 0",
             "select ifnull(s.render_stage_category, 0) = 2 as kernel, count(*) as events, sum(dur) as ns
              from gpu_slice s group by 1 order by 1 desc",
-            "select name, count(*) as events, sum(dur) as ns from gpu_slice where render_stage_category = 2 group by 1",
+            "select extract_arg(arg_set_id, 'kernel_name') as name, count(*) as events, sum(dur) as ns
+             from gpu_slice where render_stage_category = 2 group by 1",
             "select category, count(*) as events, sum(dur) as ns from slice
              where id not in (select id from gpu_slice) group by 1",
             "select count(*) as n from slice where dur < 0",
@@ -77,13 +78,14 @@ fn prove(exported: &Exported) {
     // Device work: kernels here, copies and memsets there, each kernel under its name.
     let work = |rows: &[Value], key: &str, is: &Value| {
         let row = rows.iter().find(|row| &row[key] == is);
-        row.map_or((0, 0), |row| (number(&row["events"]), number(&row["ns"])))
+        row.map_or((0, 0), work_of)
     };
     assert_eq!(work(stages, "kernel", &1.into()), facts.kernels, "kernels: count and sum");
     assert_eq!(work(stages, "kernel", &0.into()), facts.copies, "copies and memsets: count and sum");
     let device_ns: i64 = array(&summary["render_stages"]).iter().map(|stage| number(&stage["duration_ns"])).sum();
     assert_eq!(device_ns, facts.kernels.1 + facts.copies.1);
-    assert_eq!(sorted(kernels), facts.kernel_groups(), "each kernel's calls and time, whatever its short name");
+    let by_name = kernels.iter().map(|row| (row["name"].as_str().expect("a name").to_owned(), work_of(row))).collect();
+    assert_eq!(facts.by_kernel, by_name, "calls and time of each kernel by its full name");
     assert_eq!((number(&span[0]["first_ns"]), number(&span[0]["last_ns"])), facts.device_span_ns);
 
     // Host tracks: every event of every kind is there once, and slices nest.
@@ -120,15 +122,13 @@ fn number(value: &Value) -> i64 {
     value.as_i64().unwrap_or_else(|| panic!("{value} is no integer"))
 }
 
-fn array(value: &Value) -> &[Value] {
-    value.as_array().expect("an array")
+/// A row's count and sum.
+fn work_of(row: &Value) -> Work {
+    (number(&row["events"]), number(&row["ns"]))
 }
 
-/// Count and sum of each row, sorted.
-fn sorted(rows: &[Value]) -> Vec<(i64, i64)> {
-    let mut groups: Vec<_> = rows.iter().map(|row| (number(&row["events"]), number(&row["ns"]))).collect();
-    groups.sort_unstable();
-    groups
+fn array(value: &Value) -> &[Value] {
+    value.as_array().expect("an array")
 }
 
 #[test]
