@@ -110,7 +110,7 @@ fn print_summary(source: &Path, output: &Path, summary: &Summary, written: &Writ
     writeln!(out, "  device work: {device_work}, {} of it launched before the recording began", summary.unmatched)?;
     print_counts(&mut out, "kept", &summary.kept)?;
     print_counts(&mut out, "not kept", &summary.not_kept)?;
-    print_counts(&mut out, "not kept of those kept", &summary.not_kept_parts)?;
+    print_counts(&mut out, "dropped from those kept", &summary.not_kept_parts)?;
     print_counts(&mut out, "put right", &summary.repaired)
 }
 

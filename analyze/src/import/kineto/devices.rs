@@ -136,15 +136,15 @@ impl Places {
                     sink.property(kind as u16, id, key, value)?;
                     *summary.kept.entry("property").or_default() += 1;
                 }
-                None => Summary::count(&mut summary.not_kept, "metadata of a row without events", entry),
+                None => Summary::count(&mut summary.not_kept, "metadata of a row without events,", entry, 1),
             }
         }
         Ok(())
     }
 
     fn thread_or_stream(&self, records: &Records, pid: i64, tid: i64) -> Option<(DefinitionKind, u32)> {
-        if let Some(row) = records.threads.keys.iter().position(|key| *key == (pid, tid)) {
-            return Some((DefinitionKind::Thread, self.threads[row + 1]));
+        if let Some(number) = records.threads.find((pid, tid)) {
+            return Some((DefinitionKind::Thread, self.thread(number)));
         }
         let place = (u32::try_from(pid).ok()?, u64::try_from(tid).ok()?);
         self.streams_of_device.get(&place).map(|stream| (DefinitionKind::Stream, *stream))

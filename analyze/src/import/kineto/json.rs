@@ -230,20 +230,22 @@ fn syntax_fault(text: &[u8], skipped: usize, error: &serde_json::Error, events: 
         0 | 1 => skipped,
         line => text.iter().enumerate().filter(|(_, byte)| **byte == b'\n').nth(line - 2).map_or(0, |(at, _)| at + 1),
     };
-    let offset = (line_start + error.column()).saturating_sub(1).min(text.len());
+    let offset = if error.is_eof() { text.len() } else { (line_start + error.column()).saturating_sub(1) };
     let said = error.to_string();
     let said = said.rsplit_once(" at line ").map_or(said.as_str(), |(what, _)| what);
     let problem = if error.is_eof() {
         format!(
-            "the file ends here, in the middle of its JSON; {events} events before it are complete. The writer was killed or the copy cut short: record or copy it again"
+            "the file ends in the middle of its JSON (complete events before: {events}); the writer was killed or the \
+             copy cut short: record or copy it again"
         )
     } else if said.starts_with("control character") {
+        let byte = text.get(offset).copied().unwrap_or(0);
         format!(
-            "a control character (byte {:#04x}) inside a string, which JSON forbids; replace it there, {events} events before it are good",
-            text.get(offset).copied().unwrap_or(0)
+            "a control character ({byte:#04x}) inside a string, which JSON forbids (good events before: {events}); \
+             replace that byte"
         )
     } else {
-        format!("{said}; {events} events before it are good")
+        format!("not JSON here: {said} (good events before: {events})")
     };
     Fault::At { offset, problem }
 }

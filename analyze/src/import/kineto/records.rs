@@ -154,6 +154,11 @@ impl Threads {
         }
         number
     }
+
+    /// The number of a thread that has events.
+    pub(super) fn find(&self, key: ThreadKey) -> Option<u32> {
+        self.numbers.get(&key).copied()
+    }
 }
 
 /// The range of the starts seen.

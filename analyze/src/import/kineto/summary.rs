@@ -30,16 +30,9 @@ impl Summary {
         serde_json::json!(all).to_string()
     }
 
-    /// Counts `what name` in one of the maps.
-    pub(super) fn count(map: &mut BTreeMap<String, u64>, what: &str, name: &str) {
-        *map.entry(format!("{what} {name}").trim_end().to_owned()).or_default() += 1;
-    }
-
-    /// Counts parts that were dropped.
-    pub(super) fn count_parts(&mut self, what: &str, count: u64) {
-        if count > 0 {
-            *self.not_kept_parts.entry(what.to_owned()).or_default() += count;
-        }
+    /// Adds to the count of `what name` in one of the maps.
+    pub(super) fn count(map: &mut BTreeMap<String, u64>, what: &str, name: &str, count: u64) {
+        *map.entry(format!("{what} {name}").trim_end().to_owned()).or_default() += count;
     }
 
     /// Counts a value that was put right.

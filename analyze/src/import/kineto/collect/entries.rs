@@ -66,7 +66,7 @@ impl<'t, S: Sink, P: FnMut(u64)> Collector<'t, '_, S, P> {
         let mut kept = false;
         for (key, value) in series {
             let Some(value) = value.as_f64() else {
-                Summary::count(&mut self.summary.not_kept_parts, "argument", &key);
+                Summary::count(&mut self.summary.not_kept_parts, "argument", &key, 1);
                 continue;
             };
             let name = if key == "value" { event.name.to_string() } else { format!("{} {key}", event.name) };
@@ -78,7 +78,7 @@ impl<'t, S: Sink, P: FnMut(u64)> Collector<'t, '_, S, P> {
         if kept {
             *self.summary.kept.entry("counter").or_default() += 1;
         } else {
-            Summary::count(&mut self.summary.not_kept, "counter without a number", &event.name);
+            Summary::count(&mut self.summary.not_kept, "counter without a number", &event.name, 1);
         }
         Ok(())
     }
@@ -99,7 +99,7 @@ impl<'t, S: Sink, P: FnMut(u64)> Collector<'t, '_, S, P> {
             (Some((entry, _)), Some(value), Some(pid), tid) => {
                 self.records.metadata.push(Metadata { entry, pid, tid: tid.unwrap_or(0), value });
             }
-            _ => Summary::count(&mut self.summary.not_kept, "metadata", &event.name),
+            _ => Summary::count(&mut self.summary.not_kept, "metadata", &event.name, 1),
         }
     }
 

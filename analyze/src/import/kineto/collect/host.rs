@@ -9,6 +9,7 @@ use super::super::error::Fault;
 use super::super::names::python_name;
 use super::super::records::{Call, NamedRange, SyncRecord, ThreadSlice};
 use super::super::stacks::Rank;
+use super::super::summary::Summary;
 use super::{Collector, Complete};
 
 impl<'t, S: Sink, P: FnMut(u64)> Collector<'t, '_, S, P> {
@@ -90,7 +91,9 @@ impl<'t, S: Sink, P: FnMut(u64)> Collector<'t, '_, S, P> {
 
     fn python_frame(&mut self, text: &str) -> Result<u32, Fault> {
         let python = python_name(text);
-        self.summary.count_parts("address in a name", python.addresses);
+        if python.addresses > 0 {
+            Summary::count(&mut self.summary.not_kept_parts, "address", "in a name", python.addresses);
+        }
         let (name, file) = (self.sink.string(&python.name)?, self.sink.string(python.file)?);
         Ok(self.sink.define(Frame { kind: frame_kind::PYTHON, name, file, line: python.line })?)
     }

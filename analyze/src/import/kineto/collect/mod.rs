@@ -9,7 +9,7 @@ mod host;
 use std::borrow::Cow;
 
 use ktape_format::Sink;
-use rustc_hash::FxHashMap;
+use rustc_hash::{FxHashMap, FxHashSet};
 use serde_json::value::RawValue;
 
 use super::arguments::{Arguments, Reader, text};
@@ -31,8 +31,10 @@ pub(super) struct Collector<'t, 's, S, P> {
     reader: Reader,
     /// Stacks of Python frames that 2021's operators name, by their text.
     call_stacks: FxHashMap<Box<str>, u32>,
-    /// How many entries of each phase and category; a file has a dozen.
-    read: Vec<(String, String, u64)>,
+    /// How many entries of each phase and category.
+    read: FxHashMap<String, FxHashMap<String, u64>>,
+    /// The members of [`Records::processes`].
+    processes: FxHashSet<i64>,
     entries: u64,
     records: Records,
     summary: Summary,
@@ -86,11 +88,14 @@ impl<'t, S: Sink, P: FnMut(u64)> Handler<'t> for Collector<'t, '_, S, P> {
             "C" => self.counter(&event)?,
             "M" => self.metadata(&event),
             // An arrow says what the correlation says.
-            "s" | "t" | "f" => Summary::count(&mut self.summary.not_kept, "flow", &event.category),
-            phase => Summary::count(&mut self.summary.not_kept, "event of phase", phase),
+            "s" | "t" | "f" => {
+                Summary::count(&mut self.summary.not_kept, "flow", &event.category, 1);
+                return Ok(());
+            }
+            phase => Summary::count(&mut self.summary.not_kept, "event of phase", phase, 1),
         }
         for key in &event.other_keys {
-            Summary::count(&mut self.summary.not_kept_parts, "key", key);
+            Summary::count(&mut self.summary.not_kept_parts, "key", key, 1);
         }
         Ok(())
     }
@@ -109,7 +114,8 @@ impl<'t, 's, S: Sink, P: FnMut(u64)> Collector<'t, 's, S, P> {
             progress,
             reader: Reader::default(),
             call_stacks: FxHashMap::default(),
-            read: Vec::new(),
+            read: FxHashMap::default(),
+            processes: FxHashSet::default(),
             entries: 0,
             records: Records::default(),
             summary: Summary::default(),
@@ -119,20 +125,25 @@ impl<'t, 's, S: Sink, P: FnMut(u64)> Collector<'t, 's, S, P> {
     /// What was found, and what was read and dropped so far.
     pub(super) fn finish(self) -> (Records, Summary) {
         let mut summary = self.summary;
-        for (phase, category, count) in self.read {
-            let name = if category.is_empty() { phase } else { format!("{phase} {category}") };
-            *summary.read.entry(name).or_default() += count;
+        for (phase, categories) in self.read {
+            for (category, count) in categories {
+                Summary::count(&mut summary.read, &phase, &category, count);
+            }
         }
         for (name, count) in self.reader.dropped {
-            *summary.not_kept_parts.entry(format!("argument {name}")).or_default() += count;
+            Summary::count(&mut summary.not_kept_parts, "argument", &name, count);
         }
         (self.records, summary)
     }
 
     fn count_read(&mut self, event: &RawEvent<'t>) {
-        match self.read.iter_mut().find(|(phase, category, _)| *phase == event.phase && *category == event.category) {
-            Some((_, _, count)) => *count += 1,
-            None => self.read.push((event.phase.to_string(), event.category.to_string(), 1)),
+        let counted = self.read.get_mut(&*event.phase).and_then(|categories| categories.get_mut(&*event.category));
+        match counted {
+            Some(count) => *count += 1,
+            None => {
+                let categories = self.read.entry(event.phase.to_string()).or_default();
+                categories.insert(event.category.to_string(), 1);
+            }
         }
         self.entries += 1;
         if self.entries.is_multiple_of(PROGRESS_STEP)
@@ -184,7 +195,7 @@ impl<'t, 's, S: Sink, P: FnMut(u64)> Collector<'t, 's, S, P> {
     /// The start, without the base of the file's times; an event without one is counted and left out.
     fn start_ns(&mut self, event: &RawEvent<'t>) -> Result<Option<i64>, Fault> {
         let Some(ts) = event.ts else {
-            Summary::count(&mut self.summary.not_kept, "event without `ts`, category", &event.category);
+            Summary::count(&mut self.summary.not_kept, "event without `ts`, category", &event.category, 1);
             return Ok(None);
         };
         let start_ns = self.time(ts, "ts")?;
@@ -207,7 +218,7 @@ impl<'t, 's, S: Sink, P: FnMut(u64)> Collector<'t, 's, S, P> {
     /// The number of an event's thread; 0, with pid and tid kept as arguments, where they are no numbers.
     fn thread(&mut self, event: &RawEvent<'t>, category: Category) -> u32 {
         if let (Some(pid), Some(tid)) = (Id::of(event.pid).number(), Id::of(event.tid).number()) {
-            if category.is_of_a_real_process() && !self.records.processes.contains(&pid) {
+            if category.is_of_a_real_process() && self.processes.insert(pid) {
                 self.records.processes.push(pid);
             }
             return self.records.threads.number((pid, tid));

@@ -1,0 +1,135 @@
+//! `analyze info`, and how every command that opens a trace answers to what is none.
+
+mod common;
+
+use std::path::Path;
+
+use common::analyze;
+use ktape_fixtures::decode_loop::{DecodeLoop, KERNELS_OUTSIDE, KERNELS_PER_LAYER, LAYERS, decode_loop};
+use ktape_format::event::Loss;
+use ktape_format::{Options, Sink, TapeWriter};
+use serde_json::Value;
+
+const STEPS: usize = 3;
+
+fn tape(path: &Path, more: impl FnOnce(&mut TapeWriter)) {
+    let mut writer = TapeWriter::create(path, &Options::batch("test")).unwrap();
+    decode_loop(&mut writer, &DecodeLoop { steps: STEPS, context: 64, seed: 3 }).unwrap();
+    more(&mut writer);
+    writer.finish().unwrap();
+}
+
+fn info(path: &Path, options: &[&str]) -> (Value, Option<i32>) {
+    let output = analyze([&["info", path.to_str().unwrap(), "--json"], options].concat());
+    let json = serde_json::from_slice(&output.stdout)
+        .unwrap_or_else(|_| panic!("no JSON, but {}", String::from_utf8_lossy(&output.stderr)));
+    (json, output.status.code())
+}
+
+#[test]
+fn figures_of_a_trace() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("loop.ktape");
+    tape(&path, |_| {});
+    let (json, code) = info(&path, &["--kernels"]);
+    let kernels = STEPS * (LAYERS * KERNELS_PER_LAYER + KERNELS_OUTSIDE);
+    assert_eq!(code, Some(0));
+    assert_eq!(json["events"]["kernel"], kernels);
+    assert_eq!(json["events"]["launch"], kernels);
+    assert_eq!(json["events"]["graph_launch"], 0, "kinds without events are there, as 0");
+    assert_eq!(json["lost"], 0);
+    assert_eq!(json["file_bytes"], std::fs::metadata(&path).unwrap().len());
+    assert_eq!(json["processes"][0]["pid"], 4711);
+    let device = &json["devices"][0];
+    assert_eq!((&device["name"], &device["kernels"]), (&"Made-up H100".into(), &kernels.into()));
+    // One stream in order: nothing overlaps, so the union is the sum.
+    let total_ns: u64 = json["kernels"].as_array().unwrap().iter().map(|row| row["total_ns"].as_u64().unwrap()).sum();
+    let copies_ns = device["busy_ns"].as_u64().unwrap() - total_ns;
+    assert!((1..10_000).contains(&copies_ns), "three copies of 1.3 µs: {copies_ns} ns");
+    let calls: u64 = json["kernels"].as_array().unwrap().iter().map(|row| row["calls"].as_u64().unwrap()).sum();
+    assert_eq!(calls, kernels as u64);
+}
+
+#[test]
+fn a_part_of_a_trace() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("loop.ktape");
+    tape(&path, |_| {});
+    let (all, _) = info(&path, &[]);
+    let (kernels, _) = info(&path, &["--kind", "kernel"]);
+    assert_eq!(kernels["events"]["kernel"], all["events"]["kernel"]);
+    assert_eq!(kernels["events"]["launch"], 0);
+    let (first, _) = info(&path, &["--to", "2ms"]);
+    let (rest, _) = info(&path, &["--from", "2ms"]);
+    let kernels = |json: &Value| json["events"]["kernel"].as_u64().unwrap();
+    assert!(kernels(&first) > 0 && kernels(&rest) > 0);
+    let both = kernels(&first) + kernels(&rest);
+    assert!((kernels(&all)..=kernels(&all) + 1).contains(&both), "one kernel may lie across the cut");
+    let output = analyze(["info", path.to_str().unwrap(), "--kind", "kernels"]);
+    let error = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(error.contains("no event kind `kernels`") && error.contains("launch, graph_launch"), "{error}");
+    let output = analyze(["info", path.to_str().unwrap(), "--pid", "1"]);
+    assert!(String::from_utf8_lossy(&output.stderr).contains("the trace has 4711"));
+}
+
+#[test]
+fn losses_come_first_and_decide_the_exit_code() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("loop.ktape");
+    tape(&path, |writer| {
+        let cause = writer.string("the ring buffer was full").unwrap();
+        writer.event(Loss { start_ns: 1_001_000_000, count: 42, cause, ..Loss::default() }).unwrap();
+    });
+    let (json, code) = info(&path, &[]);
+    assert_eq!((&json["lost"], code), (&42.into(), Some(3)));
+    let text = analyze(["info", path.to_str().unwrap()]);
+    let text = String::from_utf8_lossy(&text.stdout).into_owned();
+    let mut lines = text.lines();
+    assert!(lines.next().unwrap().contains("42 events were lost"), "{text}");
+    assert!(lines.next().unwrap().contains("42 at 0.001000 s: the ring buffer was full"), "{text}");
+}
+
+#[test]
+fn damage_is_a_loss() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("loop.ktape");
+    tape(&path, |_| {});
+    let mut bytes = std::fs::read(&path).unwrap();
+    let middle = bytes.len() / 2;
+    bytes[middle] ^= 1;
+    std::fs::write(&path, bytes).unwrap();
+    let (json, code) = info(&path, &[]);
+    assert_eq!(code, Some(3));
+    assert!(json["lost"].as_u64().unwrap() > 0);
+    assert!(json["damage"][0].as_str().unwrap().contains("checksum"), "{}", json["damage"]);
+}
+
+#[test]
+fn what_is_no_trace_is_refused_in_one_line_that_names_it() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = |name: &str, bytes: &[u8]| {
+        let path = dir.path().join(name);
+        std::fs::write(&path, bytes).unwrap();
+        path.to_str().unwrap().to_owned()
+    };
+    let mut newer = std::fs::read(concat!(env!("CARGO_MANIFEST_DIR"), "/../fixtures/tapes/v1.0.ktape")).unwrap();
+    newer[8] = 7;
+    let cases = [
+        (dir.path().join("absent.ktape").to_str().unwrap().to_owned(), "No such file"),
+        (dir.path().to_str().unwrap().to_owned(), "directory"),
+        (file("empty.ktape", b""), "empty"),
+        (file("picture.png", b"\x89PNG\r\n\x1a\n............"), "picture.png"),
+        (file("cut.ktape", b"\x89KTAP\r\n\x1a12345"), "ends within its header"),
+        (file("newer.ktape", &newer), "update ktape"),
+    ];
+    for (path, expected) in &cases {
+        for command in ["info", "dump", "compare"] {
+            let output = analyze([command, path]);
+            let error = String::from_utf8_lossy(&output.stderr).into_owned();
+            assert_eq!(output.status.code(), Some(1), "{command} {path}: {error}");
+            assert_eq!(error.lines().count(), 1, "{command} {path}: {error}");
+            assert!(error.contains(path) && error.contains(expected), "{command} {path}: {error}");
+        }
+    }
+    assert_eq!(analyze(["info"]).status.code(), Some(2));
+}
