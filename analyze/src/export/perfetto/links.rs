@@ -187,34 +187,37 @@ impl<'a> Queues<'a> {
         let streams = self.streams_by_context();
         let mut pairs = Vec::new();
         for (index, row) in (0..).zip(syncs.rows()) {
-            let held_up = |op: u32| {
-                let end_ns = self.ops[op as usize].end_ns;
+            let held_up = |op: &u32| {
+                let end_ns = self.ops[*op as usize].end_ns;
                 end_ns > row.start_ns - CLOCK_SLACK_NS && end_ns <= row.end_ns().saturating_add(CLOCK_SLACK_NS)
             };
-            let waited = self.candidates(&row, &streams).into_iter().filter(|op| held_up(*op)).take(MAX_WAITED);
-            pairs.extend(waited.map(|op| (index, op)));
+            let (candidates, all) = self.candidates(&row, &streams);
+            let waited: Vec<u32> = candidates.into_iter().filter(held_up).take(MAX_WAITED).collect();
+            if all || waited.len() == 1 {
+                pairs.extend(waited.into_iter().map(|op| (index, op)));
+            }
         }
         Groups::new(syncs.len(), &pairs)
     }
 
-    fn candidates(&self, row: &Sync, streams: &[(u32, u32, u32)]) -> Vec<u32> {
+    /// The last work of the streams that a synchronisation is for, and whether it is for all of them. If it is not
+    /// known for which, it is for one of its process's, and is joined if there is only one that it can be.
+    fn candidates(&self, row: &Sync, streams: &[(u32, u32, u32)]) -> (Vec<u32>, bool) {
         let definitions = &self.timeline.definitions;
         let process = definitions.process_of_thread(row.thread);
-        match row.kind {
-            sync_kind::EVENT => {
-                let recorded = self.records.get(&(process, row.recorded_by));
-                recorded.and_then(|&(stream, time_ns)| self.last_before(stream, time_ns)).into_iter().collect()
+        let last_of = |wanted: &dyn Fn(u32, u32) -> bool| {
+            let streams = streams.iter().filter(|(process, context, _)| wanted(*process, *context));
+            streams.filter_map(|&(.., stream)| self.last_before(stream, row.start_ns)).collect()
+        };
+        let recorded = self.records.get(&(process, row.recorded_by));
+        match (row.kind, definitions.get::<Stream>(row.stream), recorded) {
+            (sync_kind::EVENT, _, Some(&(stream, time_ns))) => {
+                (Vec::from_iter(self.last_before(stream, time_ns)), true)
             }
-            sync_kind::STREAM => self.last_before(row.stream, row.start_ns).into_iter().collect(),
-            sync_kind::CONTEXT => {
-                let context = definitions.get::<Stream>(row.stream).map(|stream| stream.context);
-                let wanted = streams.iter().filter(|(of_process, of_context, _)| match context {
-                    Some(context) => *of_context == context,
-                    None => *of_process == process,
-                });
-                wanted.filter_map(|&(.., stream)| self.last_before(stream, row.start_ns)).collect()
-            }
-            _ => Vec::new(),
+            (sync_kind::STREAM, Some(_), _) => (Vec::from_iter(self.last_before(row.stream, row.start_ns)), true),
+            (sync_kind::CONTEXT, Some(stream), _) => (last_of(&|_, context| context == stream.context), true),
+            (sync_kind::CONTEXT, None, _) => (last_of(&|of_process, _| of_process == process), true),
+            _ => (last_of(&|of_process, _| of_process == process), false),
         }
     }
 

@@ -15,8 +15,8 @@ use super::proto::{
     ProcessDescriptor, ThreadDescriptor, TrackDescriptor,
 };
 
-/// Numbers from here on are made up: no Linux has so many processes.
-const FIRST_MADE_UP: i32 = 0x4000_0000;
+/// Numbers from here on are made up: Linux gives out none above 4,194,304.
+const FIRST_MADE_UP: i32 = 10_000_000;
 /// A device keeps its own number up to this, beyond which the list of devices would be mostly gaps.
 const MAX_GPU_ID: u32 = 1024;
 
