@@ -506,9 +506,22 @@ fn processes_with_one_pid_stay_apart() {
     assert_eq!(labels, ["rank 0 of 2", "12 events lost", "from rank0.json"]);
 }
 
+/// A long trace: the writer encodes some thousands of events at a time.
+fn enough_for_several_portions() -> Timeline {
+    let mut memory = Memory::default();
+    let Ok(process) = memory.define(Process { pid: 1, ..Process::default() });
+    let threads: Vec<u32> = (1..9).map(|tid| memory.define(Thread { process, tid }).unwrap()).collect();
+    for step in 0..100_000 {
+        let (start_ns, thread) = (step / 3, threads[step as usize % 8]);
+        let Ok(()) = memory.event(Slice { start_ns, duration_ns: step as u64 % 17, thread, ..Slice::default() });
+        let Ok(()) = memory.event(Kernel { start_ns, duration_ns: 5, correlation: step as u64, ..Kernel::default() });
+    }
+    Timeline::new(memory.definitions, memory.events)
+}
+
 #[test]
 fn the_same_bytes_whatever_the_number_of_threads_and_gzip_holds_them() {
-    let timeline = made_up().timeline;
+    let timeline = enough_for_several_portions();
     let with_threads = |threads| {
         let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
         pool.install(|| written(&timeline, false).1)

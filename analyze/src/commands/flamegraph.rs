@@ -1,14 +1,236 @@
 //! `analyze flamegraph`.
 
-use anyhow::Result;
+use std::io::{self, BufWriter, Write};
+use std::path::{Path, PathBuf};
 
-use super::Outcome;
+use anyhow::{Context as _, Result, bail, ensure};
+use regex::Regex;
+
+use super::human::HumanCount;
+use super::load::{Loaded, load};
+use super::{Outcome, note_losses};
+use crate::export::flamegraph::svg::{self, Caption};
+use crate::export::flamegraph::{By, Shape, Tree, folded};
+use crate::export::speedscope;
+use crate::timeline::weights::{Value, Weights, weigh};
+use crate::timeline::{Selection, Timeline};
+
+const EXAMPLES: &str = "\
+Examples:
+  analyze flamegraph run.ktape -o run.svg                  open it in a browser
+  analyze flamegraph run.ktape -o run.svg --reverse        kernels, and who launched them
+  analyze flamegraph run.ktape -o api.svg --value api      where the host waits
+  analyze flamegraph run.ktape --folded --filter attention
+  analyze flamegraph run.ktape --speedscope run.json       for https://www.speedscope.app
+
+Widths are exact sums: the root is the trace's total, and work whose launch is not on the tape \
+stands under [launch not recorded]. Work that overlaps on several streams counts for each.";
 
 /// The options of `analyze flamegraph`.
 #[derive(clap::Args, Debug)]
-pub struct Args {}
+#[command(after_help = EXAMPLES)]
+pub struct Args {
+    /// The tape or PyTorch trace to read
+    #[arg(value_name = "FILE")]
+    input: PathBuf,
+    /// Where to write the SVG, or with --folded the text [default with --folded: standard output]
+    #[arg(short, long, value_name = "FILE", required_unless_present_any = ["folded", "speedscope"])]
+    output: Option<PathBuf>,
+    /// What the width is
+    #[arg(long, value_enum, default_value_t = Value::Gpu)]
+    value: Value,
+    /// What stands at the root, below the stack
+    #[arg(long, value_enum, default_value_t = By::Stack)]
+    by: By,
+    /// Only stacks with a frame, kernel or call whose text matches, as --folded prints it
+    #[arg(long, value_name = "REGEX")]
+    filter: Option<Regex>,
+    /// Turn the stacks over: kernels at the root, their callers hanging from them
+    #[arg(long)]
+    reverse: bool,
+    /// Write folded stacks ("main;forward;gemm 1234") instead of an SVG
+    #[arg(long)]
+    folded: bool,
+    /// Write a profile for speedscope
+    #[arg(long, value_name = "FILE")]
+    speedscope: Option<PathBuf>,
+    /// The heading of the SVG and name of the profile [default: what it shows and of which file]
+    #[arg(long)]
+    title: Option<String>,
+    /// Replace files that exist
+    #[arg(long)]
+    force: bool,
+    #[command(flatten)]
+    selection: Selection,
+}
 
 /// Runs `analyze flamegraph`.
-pub fn run(_args: &Args) -> Result<Outcome> {
-    anyhow::bail!("not built yet")
+pub fn run(args: &Args) -> Result<Outcome> {
+    for path in args.output.iter().chain(&args.speedscope) {
+        ensure_writable(path, args.force)?;
+    }
+    let loaded = load_with_launches(args)?;
+    // Standard output may be the product. A closed stderr leaves nobody to tell.
+    let _ = note_losses(&mut io::stderr(), &loaded);
+    let weights =
+        weigh(&loaded.timeline, args.value, &args.selection.kind).context(args.input.display().to_string())?;
+    ensure_something(args, &loaded, &weights)?;
+    for note in quality_notes(&weights) {
+        say(&note);
+    }
+    let shape = Shape { by: args.by, filter: args.filter.clone(), reverse: args.reverse };
+    let tree = Tree::new(&loaded.timeline, &weights, &shape);
+    if tree.total() == 0 {
+        let filter = args.filter.as_ref().map_or("", Regex::as_str);
+        bail!("{}: no frame matches `{filter}`; `analyze flamegraph --folded` lists the frames", args.input.display());
+    }
+    write_outputs(args, &loaded, &weights, &tree)?;
+    Ok(loaded.outcome())
+}
+
+fn write_outputs(args: &Args, loaded: &Loaded, weights: &Weights, tree: &Tree) -> Result<()> {
+    let caption = caption(args, loaded, weights, tree);
+    match (&args.output, args.folded) {
+        (Some(path), true) => {
+            write_file(path, args.force, |out| folded::write(tree, out))?;
+            say(&format!("{}: folded stacks, {}", path.display(), caption.subtitle));
+        }
+        (None, true) => {
+            let mut out = BufWriter::new(io::stdout().lock());
+            folded::write(tree, &mut out)?;
+            out.flush()?;
+        }
+        (Some(path), false) => {
+            let mut hidden = 0;
+            write_file(path, args.force, |out| svg::write(tree, &caption, out).map(|thin| hidden = thin))?;
+            let frames = tree.frames();
+            say(&format!(
+                "{}: {}; {frames} frames, {hidden} of them too thin to be drawn; open it in a browser",
+                path.display(),
+                caption.subtitle
+            ));
+        }
+        (None, false) => {}
+    }
+    if let Some(path) = &args.speedscope {
+        write_file(path, args.force, |out| speedscope::write(tree, args.value, args.by, &caption.title, out))?;
+        say(&format!("{}: {}; open it in https://www.speedscope.app", path.display(), caption.subtitle));
+    }
+    Ok(())
+}
+
+/// Loads the selection, and for the time of device work also the calls that launched it: they may be of another kind
+/// than those selected and are often before its start, and without them the work has no stack.
+fn load_with_launches(args: &Args) -> Result<Loaded> {
+    let on_host = matches!(args.value, Value::Api | Value::Launches);
+    if on_host || (args.selection.kind.is_empty() && args.selection.from.is_none()) {
+        return load(&args.input, &args.selection);
+    }
+    let kind = ["launch", "graph_launch", "api"].map(str::to_owned).to_vec();
+    let mut loaded = load(&args.input, &args.selection)?;
+    let mut calls = load(&args.input, &Selection { from: None, kind, ..args.selection.clone() })?.timeline;
+    let mut events = std::mem::take(&mut loaded.timeline.events);
+    events.launch = std::mem::take(&mut calls.events.launch);
+    events.graph_launch = std::mem::take(&mut calls.events.graph_launch);
+    events.api = std::mem::take(&mut calls.events.api);
+    // Both have all definitions of the file; the second has those of a tape that grew in between.
+    loaded.timeline = Timeline::new(calls.definitions, events);
+    Ok(loaded)
+}
+
+fn caption(args: &Args, loaded: &Loaded, weights: &Weights, tree: &Tree) -> Caption {
+    let (what, unit, of) = match args.value {
+        Value::Gpu => ("GPU time", "ns", "ns of kernels, copies and memsets"),
+        Value::Launches => ("Launches", "launches", "kernel and graph launches"),
+        Value::Api => ("Host time in API calls", "ns", "ns in API calls"),
+        Value::Copies => ("Copy time", "ns", "ns of copies and memsets"),
+        Value::Bytes => ("Bytes copied", "bytes", "bytes copied"),
+    };
+    let by = match args.by {
+        By::Stack => "",
+        By::Kernel => " by kernel",
+        By::Stream => " by stream",
+        By::Rank => " by rank",
+    };
+    let file = loaded.path.file_name().unwrap_or(loaded.path.as_os_str()).to_string_lossy();
+    let mut parts = vec![format!("{} {of}, exact", HumanCount(tree.total()))];
+    if let Some(filter) = &args.filter {
+        parts.push(format!("only what matches `{filter}`, of {} {unit}", HumanCount(weights.total)));
+    }
+    parts.extend(quality_notes(weights));
+    if loaded.lost > 0 {
+        parts.push(format!("{} events were lost", HumanCount(loaded.lost)));
+    }
+    Caption {
+        title: args.title.clone().unwrap_or_else(|| format!("{what}{by}: {file}")),
+        subtitle: parts.join("; "),
+        unit: unit.to_owned(),
+        hanging: args.reverse,
+    }
+}
+
+/// What has to be said about the device times that were added up.
+fn quality_notes(weights: &Weights) -> Vec<String> {
+    let mut notes = Vec::new();
+    if weights.absent > 0 {
+        notes.push(format!(
+            "{} of {} operations have no device time",
+            HumanCount(weights.absent),
+            HumanCount(weights.events)
+        ));
+    }
+    if weights.bounded > 0 {
+        notes.push(format!("{} of {} are upper bounds", HumanCount(weights.bounded), HumanCount(weights.events)));
+    }
+    notes
+}
+
+/// Says why there is nothing to draw, and what can be drawn instead.
+fn ensure_something(args: &Args, loaded: &Loaded, weights: &Weights) -> Result<()> {
+    if weights.total > 0 {
+        return Ok(());
+    }
+    let file = loaded.path.display();
+    let calls = weigh(&loaded.timeline, Value::Api, &[]).map_or(0, |calls| calls.events);
+    match args.value {
+        Value::Gpu | Value::Copies if calls > 0 => bail!(
+            "{file}: no device times ({} device operations, {} host calls): draw the host's side with `--value api` or `--value launches`",
+            weights.events,
+            calls
+        ),
+        _ => bail!("{file}: nothing to draw: no event in the selection counts; `analyze info` says what there is"),
+    }
+}
+
+/// Tells the user, on standard error as standard output may be the product. Where that is closed nobody listens.
+fn say(line: &str) {
+    let _ = writeln!(io::stderr(), "{line}");
+}
+
+fn ensure_writable(path: &Path, force: bool) -> Result<()> {
+    ensure!(force || !path.exists(), "{}: exists already; replace it with --force", path.display());
+    Ok(())
+}
+
+/// Writes a file beside its place and moves it there when it is whole.
+fn write_file(
+    path: &Path,
+    force: bool,
+    write: impl FnOnce(&mut BufWriter<&mut tempfile::NamedTempFile>) -> io::Result<()>,
+) -> Result<()> {
+    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let context = || format!("cannot write {}", path.display());
+    let mut builder = tempfile::Builder::new();
+    // As a file made by a redirect; without this it would be the owner's alone.
+    #[cfg(unix)]
+    builder.permissions(std::os::unix::fs::PermissionsExt::from_mode(0o666));
+    let mut file = builder.tempfile_in(folder).with_context(context)?;
+    let mut out = BufWriter::with_capacity(1 << 20, &mut file);
+    write(&mut out).and_then(|()| out.flush()).with_context(context)?;
+    drop(out);
+    match force {
+        true => file.persist(path).map(drop).map_err(|failed| failed.error),
+        false => file.persist_noclobber(path).map(drop).map_err(|failed| failed.error),
+    }
+    .with_context(context)
 }

@@ -114,6 +114,8 @@ fn send_file(request: Request, path: &Path) -> Result<bool> {
     let unsent = Arc::new(AtomicU64::new(bytes));
     let body = Counted { file, unsent: Arc::clone(&unsent) };
     let response = Response::new(200.into(), Vec::new(), body, usize::try_from(bytes).ok(), None);
+    // In one piece, so that the page sees the length and can show how far it is.
+    let response = response.with_chunked_threshold(usize::MAX);
     Ok(answer(request, response, "application/octet-stream").is_ok() && unsent.load(Ordering::Relaxed) == 0)
 }
 

@@ -10,6 +10,7 @@ pub mod names;
 pub mod occupancy;
 pub mod selection;
 pub mod summary;
+pub mod weights;
 
 use ktape_format::event::{Event, Kernel, Memcpy, Memset};
 use ktape_format::{Definitions, Events, Table};

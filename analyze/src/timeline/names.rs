@@ -4,7 +4,8 @@ use std::borrow::Cow;
 
 use cpp_demangle::{DemangleOptions, ParseOptions, Symbol};
 use ktape_format::Definitions;
-use ktape_format::definition::{Frame, frame_kind};
+use ktape_format::definition::{Frame, KernelName, Stack, frame_kind};
+use rustc_hash::FxHashMap;
 
 /// The C++ name behind a mangled one; the name itself where it is not mangled or cannot be read.
 ///
@@ -46,21 +47,223 @@ pub fn short_kernel_name(name: &str) -> String {
     if short.is_empty() { name.into_owned() } else { short.to_owned() }
 }
 
-/// A frame as py-spy and speedscope print it: `forward (model.py:42)`; an operator or range by its name alone.
-pub fn frame_label(definitions: &Definitions, frame: u32) -> String {
-    let Some(frame) = definitions.get::<Frame>(frame) else { return format!("[frame {frame} lost]") };
-    let name = definitions.string(frame.name);
-    match (frame.kind, definitions.string(frame.file)) {
-        (frame_kind::PYTHON | frame_kind::NATIVE, file) if !file.is_empty() => match frame.line {
-            0 => format!("{name} ({file})"),
-            line => format!("{name} ({file}:{line})"),
-        },
-        _ => name.to_owned(),
+/// A kernel's name without namespaces, return type and parameters, but with its template arguments:
+/// `void at::native::foo<4, at::bar<int> >(int)` is `foo<4, bar<int>>`.
+///
+/// Unlike [`short_kernel_name`] it tells the instances of a template apart, and one CUTLASS kernel from another.
+pub fn kernel_label(name: &str) -> String {
+    const ANONYMOUS: &str = "(anonymous namespace)";
+    let name = demangled(name);
+    let mut label = String::with_capacity(name.len().min(128));
+    let (mut angles, mut parens) = (0_usize, 0_usize);
+    let mut rest: &str = &name;
+    while let Some(c) = rest.chars().next() {
+        let mut step = c.len_utf8();
+        match c {
+            _ if parens > 0 => match c {
+                '(' => parens += 1,
+                ')' => parens -= 1,
+                _ => {}
+            },
+            '(' if rest.starts_with(ANONYMOUS) => {
+                step = ANONYMOUS.len();
+                label.push_str(&rest[..step]);
+            }
+            '(' if angles == 0 => break,
+            '(' => parens = 1,
+            ' ' if rest.starts_with(" [clone") => break,
+            // What stands before is the return type, which only templates have in their name.
+            ' ' if angles == 0 && (label == "void" || name.contains('<')) => label.clear(),
+            ' ' if angles > 0 && rest.starts_with(" const") => step = " const".len(),
+            ' ' if rest.starts_with(" >") => {}
+            ':' if rest.starts_with("::") => {
+                step = 2;
+                drop_qualifier(&mut label, &rest[2..]);
+            }
+            _ => {
+                angles += usize::from(c == '<');
+                angles = angles.saturating_sub(usize::from(c == '>'));
+                label.push(c);
+            }
+        }
+        rest = &rest[step..];
     }
+    let label = label.trim();
+    if label.is_empty() { name.into_owned() } else { label.to_owned() }
+}
+
+/// At a `::`: takes the namespace before it off `label`, and keeps what is needed to tell one lambda from another.
+fn drop_qualifier(label: &mut String, rest: &str) {
+    let word = label.trim_end_matches(|c: char| c.is_alphanumeric() || c == '_').len();
+    if label[word..] == *"operator" {
+        label.truncate(word);
+        label.truncate(label.trim_end_matches(':').len());
+        label.push_str("::");
+    } else if rest.starts_with('{') || label.ends_with(['}', '>']) {
+        label.push_str("::");
+    } else if !rest.starts_with("operator") {
+        label.truncate(label.strip_suffix("(anonymous namespace)").map_or(word, str::len));
+    } else {
+        label.push_str("::");
+    }
+}
+
+/// Labels for kernels, by id: as short as they can be while different names keep different labels.
+///
+/// Which label a kernel gets follows from its name alone unless that would make it the same as another's.
+pub fn kernel_labels(definitions: &Definitions, kernels: impl IntoIterator<Item = u32>) -> FxHashMap<u32, String> {
+    /// Long enough for any hand-written kernel; CUTLASS's names run to thousands of characters.
+    const SHORT_CHARS: usize = 120;
+    let candidates: [fn(&str) -> String; 4] = [
+        |name| {
+            let label = kernel_label(name);
+            label.char_indices().nth(SHORT_CHARS).map_or(label.clone(), |(end, _)| format!("{}…", &label[..end]))
+        },
+        kernel_label,
+        |name| demangled(name).into_owned(),
+        str::to_owned,
+    ];
+    let name_of = |kernel: u32| definitions.get::<KernelName>(kernel).map_or("", |row| definitions.string(row.name));
+    let mut names: Vec<(&str, Vec<u32>)> = Vec::new();
+    let mut by_name: FxHashMap<&str, usize> = FxHashMap::default();
+    for kernel in kernels {
+        let at = *by_name.entry(name_of(kernel)).or_insert(names.len());
+        if at == names.len() {
+            names.push((name_of(kernel), Vec::new()));
+        }
+        names[at].1.push(kernel);
+    }
+    let mut labels = FxHashMap::default();
+    for candidate in candidates {
+        let proposed: Vec<String> = names.iter().map(|(name, _)| candidate(name)).collect();
+        let mut uses: FxHashMap<&str, usize> = FxHashMap::default();
+        for label in &proposed {
+            *uses.entry(label).or_default() += 1;
+        }
+        let unique: Vec<bool> = proposed.iter().map(|label| uses[label.as_str()] == 1).collect();
+        let mut row = 0..;
+        names.retain(|(_, kernels)| {
+            let row = row.next().expect("endless");
+            if unique[row] {
+                labels.extend(kernels.iter().map(|&kernel| (kernel, proposed[row].clone())));
+            }
+            !unique[row]
+        });
+    }
+    for label in labels.values_mut().filter(|label| label.is_empty()) {
+        label.push_str("[unnamed kernel]");
+    }
+    labels
+}
+
+/// A frame in its parts.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct FrameName<'a> {
+    /// Where the name comes from ([`frame_kind`]).
+    pub kind: u8,
+    /// The function, operator or range.
+    pub name: Cow<'a, str>,
+    /// Its file as the source has it; empty for none.
+    pub file: &'a str,
+    /// The line being executed where it is known, else that on which the function begins; 0 for neither.
+    pub line: u32,
+}
+
+impl<'a> FrameName<'a> {
+    /// The frame with this id.
+    pub fn of_frame(definitions: &'a Definitions, frame: u32) -> FrameName<'a> {
+        match definitions.get::<Frame>(frame) {
+            Some(row) => FrameName {
+                kind: row.kind,
+                name: Cow::Borrowed(definitions.string(row.name)),
+                file: definitions.string(row.file),
+                line: row.line,
+            },
+            None => FrameName {
+                kind: frame_kind::UNKNOWN,
+                name: Cow::Owned(format!("[frame {frame} lost]")),
+                file: "",
+                line: 0,
+            },
+        }
+    }
+
+    /// The innermost frame of a stack.
+    pub fn of_stack(definitions: &'a Definitions, stack: &Stack) -> FrameName<'a> {
+        let frame = FrameName::of_frame(definitions, stack.frame);
+        let line = if stack.line == 0 { frame.line } else { stack.line };
+        FrameName { line, ..frame }
+    }
+
+    /// As py-spy and speedscope print it: `forward (model.py:42)`; an operator or range by its name alone.
+    pub fn full(&self) -> String {
+        self.print(&self.name, self.file)
+    }
+
+    /// As [`FrameName::full`], without what differs between two runs, two machines or two turns of a loop: a package's
+    /// place on the disk, an object's address, and which instance of a module or step of a profiler it is.
+    pub fn short(&self) -> String {
+        self.print(&without_instance(&without_addresses(&self.name)), short_path(self.file))
+    }
+
+    fn print(&self, name: &str, file: &str) -> String {
+        match (self.kind, self.line) {
+            (frame_kind::PYTHON | frame_kind::NATIVE, 0) if !file.is_empty() => format!("{name} ({file})"),
+            (frame_kind::PYTHON | frame_kind::NATIVE, line) if !file.is_empty() => format!("{name} ({file}:{line})"),
+            _ => name.to_owned(),
+        }
+    }
+}
+
+/// A path from its package on: `/usr/lib/python3.12/site-packages/torch/nn/functional.py` is `torch/nn/functional.py`.
+fn short_path(file: &str) -> &str {
+    for packages in ["/site-packages/", "/dist-packages/"] {
+        if let Some(at) = file.rfind(packages) {
+            return &file[at + packages.len()..];
+        }
+    }
+    let Some(at) = file.find("/lib/python3.") else { return file };
+    let version = &file[at + "/lib/python3.".len()..];
+    version.split_once('/').map_or(file, |(_, rest)| rest)
+}
+
+/// A name without the addresses that Python prints: `<method of type object at 0x7f3a>` is `<method of type object>`.
+fn without_addresses(name: &str) -> Cow<'_, str> {
+    const MARK: &str = " at 0x";
+    if !name.contains(MARK) {
+        return Cow::Borrowed(name);
+    }
+    let mut parts = name.split(MARK);
+    let mut kept = parts.next().unwrap_or_default().to_owned();
+    for part in parts {
+        kept.push_str(part.trim_start_matches(|c: char| c.is_ascii_hexdigit()));
+    }
+    Cow::Owned(kept)
+}
+
+/// A name without the number that PyTorch's profiler gives the instances of modules and its steps: all layers of
+/// `nn.Module: Block_0`, `nn.Module: Block_1`, … are `nn.Module: Block_*`, all steps `ProfilerStep#*`.
+fn without_instance(name: &str) -> Cow<'_, str> {
+    let module = name.strip_prefix("nn.Module: ").and_then(|module| module.rsplit_once('_')).map(|(_, number)| number);
+    match module.or_else(|| name.strip_prefix("ProfilerStep#")) {
+        Some(number) if !number.is_empty() && number.bytes().all(|byte| byte.is_ascii_digit()) => {
+            Cow::Owned(format!("{}*", &name[..name.len() - number.len()]))
+        }
+        _ => Cow::Borrowed(name),
+    }
+}
+
+/// A frame as py-spy and speedscope print it: see [`FrameName::full`].
+pub fn frame_label(definitions: &Definitions, frame: u32) -> String {
+    FrameName::of_frame(definitions, frame).full()
 }
 
 #[cfg(test)]
 mod tests {
+    use std::collections::HashSet;
+
+    use ktape_format::{Memory, Sink};
+
     use super::*;
 
     #[test]
@@ -77,5 +280,70 @@ mod tests {
         assert_eq!(short_kernel_name("_Z9my_kernelPfi"), "my_kernel");
         assert_eq!(short_kernel_name("_Znonsense"), "_Znonsense");
         assert_eq!(short_kernel_name("(weird)"), "(weird)");
+    }
+
+    #[test]
+    fn labels_tell_the_instances_of_a_template_apart() {
+        assert_eq!(
+            kernel_label("void at::native::foo<4, at::native::bar<int>, std::array<char*, 2ul> >(int, char*)"),
+            "foo<4, bar<int>, array<char*, 2ul>>"
+        );
+        assert_eq!(
+            kernel_label("void cutlass::Kernel2<cutlass_80_gemm_nn>(cutlass_80_gemm_nn::Params)"),
+            "Kernel2<cutlass_80_gemm_nn>"
+        );
+        assert_eq!(
+            kernel_label(
+                "void at::native::elementwise_kernel<128, 2, at::native::gpu_kernel_impl_nocast<at::native::direct_copy_kernel_cuda(at::TensorIteratorBase&)::{lambda()#3}::operator()() const::{lambda()#7}::operator()() const::{lambda(float)#1}>(at::TensorIteratorBase&, float const&)::{lambda(int)#1}>(int, at::X)"
+            ),
+            "elementwise_kernel<128, 2, gpu_kernel_impl_nocast<direct_copy_kernel_cuda::{lambda#3}::{lambda#7}::{lambda#1}>::{lambda#1}>"
+        );
+        assert_eq!(
+            kernel_label("void (anonymous namespace)::softmax<(anonymous namespace)::Max<float>, (Kind)3>(float*)"),
+            "softmax<Max<float>, 3>"
+        );
+        assert_eq!(kernel_label("ncclDevKernel_AllReduce(ncclArgs<4096ul>)"), "ncclDevKernel_AllReduce");
+        assert_eq!(kernel_label("std::enable_if<true, void>::type scan<int>(int*)"), "scan<int>");
+        assert_eq!(kernel_label("_Z9my_kernelPfi"), "my_kernel");
+        assert_eq!(kernel_label("(weird"), "(weird");
+        assert_eq!(kernel_label("a<b"), "a<b");
+    }
+
+    #[test]
+    fn kernels_that_differ_keep_different_labels() {
+        let mut memory = Memory::default();
+        let long = |tail: &str| format!("void k<{}, {tail}>(int)", "x".repeat(200));
+        let names =
+            ["void f<a::x>(int)", "void f<b::x>(int)", "void g<a::x>(int)", "g<x>", &long("1"), &long("2"), "", "k"];
+        let kernels: Vec<u32> = names
+            .iter()
+            .map(|name| {
+                let Ok(name) = memory.string(name);
+                let Ok(kernel) = memory.define(KernelName { name, module: 0 });
+                kernel
+            })
+            .collect();
+        let labels = kernel_labels(&memory.definitions, kernels.iter().copied());
+        assert_eq!(labels.values().collect::<HashSet<_>>().len(), names.len());
+        assert_eq!(labels[&kernels[0]], "void f<a::x>(int)");
+        assert_eq!(labels[&kernels[6]], "[unnamed kernel]");
+        assert_eq!(labels[&kernels[7]], "k");
+    }
+
+    #[test]
+    fn frames_lose_what_differs_between_runs() {
+        let frame =
+            |name: &'static str, file, line| FrameName { kind: frame_kind::PYTHON, name: name.into(), file, line };
+        let linear = frame("linear", "/venv/lib/python3.12/site-packages/torch/nn/functional.py", 9);
+        assert_eq!(linear.short(), "linear (torch/nn/functional.py:9)");
+        assert_eq!(linear.full(), "linear (/venv/lib/python3.12/site-packages/torch/nn/functional.py:9)");
+        assert_eq!(frame("run", "/usr/lib/python3.12/threading.py", 0).short(), "run (threading.py)");
+        assert_eq!(frame("main", "serve.py", 3).short(), "main (serve.py:3)");
+        assert_eq!(frame("nn.Module: Block_12", "", 0).short(), "nn.Module: Block_*");
+        assert_eq!(frame("nn.Module: Block_12", "", 0).full(), "nn.Module: Block_12");
+        assert_eq!(frame("nn.Module: Block_a", "", 0).short(), "nn.Module: Block_a");
+        assert_eq!(frame("ProfilerStep#6", "", 0).short(), "ProfilerStep#*");
+        assert_eq!(frame("layer_1", "", 0).short(), "layer_1");
+        assert_eq!(frame("<m of <X at 0x7f3a> at 0x9>", "", 0).short(), "<m of <X>>");
     }
 }

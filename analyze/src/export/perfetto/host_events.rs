@@ -234,8 +234,8 @@ impl<'a> HostEvents<'a> {
         event.name_iid = Some(self.labels.frames.of(leaf.map_or(0, |stack| stack.frame)));
         event.arg(Some(Arg { name: self.labels.keys.cpu, value: Value::Uint(sample.cpu.into()) }));
         event.uint(self.labels.keys.weight_ns, sample.weight_ns);
+        // Without a weight: weights are device time, and a flamegraph must not add up two kinds of time.
         event.callstack_iid = self.stacks.id(sample.stack);
-        event.callstack_weight = event.callstack_iid.map(|_| sample.weight_ns as f64);
     }
 
     fn lifecycle(&self, row: Lifecycle, event: &mut TrackEvent) {

@@ -194,7 +194,8 @@ mod tests {
                         prop_assert_eq!(open.pop(), Some(edge.slice()), "the innermost ends first");
                     } else {
                         if let Some(&outer) = open.last() {
-                            prop_assert!(spans[outer].1 >= end && spans[outer].1 > start || start == end && spans[outer].1 >= end);
+                            prop_assert!(spans[outer].1 >= end, "an inner slice ends first");
+                            prop_assert!(spans[outer].1 > start || start == end, "an ended slice is not open");
                         }
                         open.push(edge.slice());
                         seen[edge.slice()] += 1;

@@ -173,12 +173,13 @@ impl<'a> Tracks<'a> {
         }
     }
 
-    /// The name of a stream; with its device where the process uses several.
+    /// What a stream is called: its number, and a name that says more than that.
     pub(super) fn stream_name(&self, id: u32) -> String {
         let Some(stream) = self.definitions.get::<Stream>(id) else { return "Unknown stream".to_owned() };
+        let said = format!("stream {}", stream.native);
         match self.fact(DefinitionKind::Stream, id, property::NAME) {
-            Some(name) => format!("Stream #{} {name}", stream.native),
-            None => format!("Stream #{}", stream.native),
+            Some(name) if name.trim() != said => format!("Stream #{} {name}", stream.native),
+            _ => format!("Stream #{}", stream.native),
         }
     }
 

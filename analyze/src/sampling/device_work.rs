@@ -1,0 +1,150 @@
+//! What a sampler of the GPU can find: each operation, on its stream, from its start to its end.
+
+use std::borrow::Cow;
+
+use ktape_format::Definitions;
+use ktape_format::definition::{Frame, frame_kind};
+use ktape_format::event::timing;
+use rustc_hash::FxHashMap;
+
+use super::work::{By, Collector, Interval};
+use crate::timeline::names::{frame_label, short_kernel_name};
+use crate::timeline::{DeviceOp, DeviceOpKind, Timeline};
+
+/// Adds all device operations that have a time.
+pub(super) fn collect(collector: &mut Collector, timeline: &Timeline, ops: &[DeviceOp], by: By) {
+    let mut keys = Keys { timeline, by, of_shape: FxHashMap::default(), of_stack: FxHashMap::default() };
+    for op in ops {
+        match timing_of(timeline, op) {
+            timing::ABSENT => {
+                collector.times.absent += 1;
+                continue;
+            }
+            timing::BOUNDED => collector.times.bounded += 1,
+            _ => collector.times.measured += 1,
+        }
+        let key = keys.key(collector, op);
+        let track = collector.track(op.stream);
+        collector.call(key, op.duration_ns());
+        collector.interval(Interval { start_ns: op.start_ns, end_ns: op.end_ns, key, track });
+    }
+}
+
+fn timing_of(timeline: &Timeline, op: &DeviceOp) -> u8 {
+    let row = op.row as usize;
+    match op.kind {
+        DeviceOpKind::Kernel => timeline.events.kernel.timing[row],
+        DeviceOpKind::Memcpy => timeline.events.memcpy.timing[row],
+        DeviceOpKind::Memset => timeline.events.memset.timing[row],
+    }
+}
+
+/// Keys of operations; names are made once a shape or stack, as there are millions of operations.
+struct Keys<'a> {
+    timeline: &'a Timeline,
+    by: By,
+    of_shape: FxHashMap<u32, u32>,
+    of_stack: FxHashMap<u32, u32>,
+}
+
+impl Keys<'_> {
+    fn key(&mut self, collector: &mut Collector, op: &DeviceOp) -> u32 {
+        let timeline = self.timeline;
+        match (self.by, op.kind) {
+            (By::Kernel, DeviceOpKind::Kernel) => {
+                let shape = timeline.events.kernel.shape[op.row as usize];
+                *self.of_shape.entry(shape).or_insert_with(|| {
+                    let name = timeline.op_name(op);
+                    collector.key(&name, || short_kernel_name(&name))
+                })
+            }
+            (By::Kernel, _) => {
+                let name = timeline.op_name(op);
+                collector.key(&name, || name.clone())
+            }
+            (By::Function | By::Stack, _) => {
+                let stack = timeline.stack_of(op);
+                *self.of_stack.entry(stack).or_insert_with(|| {
+                    if self.by == By::Stack {
+                        let path = path(&timeline.definitions, stack);
+                        collector.key(&path.join(";"), || stack_label(&path))
+                    } else {
+                        let function = innermost(&timeline.definitions, stack);
+                        collector.key(&function, || function.clone())
+                    }
+                })
+            }
+        }
+    }
+}
+
+/// Frames of a stack that are told apart, which is more than Python's own limit of recursion. A damaged trace may
+/// claim any depth.
+pub(super) const MOST_FRAMES: usize = 1024;
+
+const NO_STACK: &str = "[no stack recorded]";
+
+/// A stack's frames from the root on.
+fn path(definitions: &Definitions, stack: u32) -> Vec<String> {
+    let nodes = definitions.stack_nodes(stack).take(MOST_FRAMES);
+    let mut path: Vec<String> = nodes.map(|(_, node)| function_label(definitions, node.frame)).collect();
+    path.reverse();
+    if path.is_empty() {
+        path.push(NO_STACK.to_owned());
+    }
+    path
+}
+
+/// The innermost Python function of a stack; without Python, the innermost frame.
+fn innermost(definitions: &Definitions, stack: u32) -> String {
+    let is_python = |frame: &u32| definitions.get::<Frame>(*frame).is_some_and(|f| f.kind == frame_kind::PYTHON);
+    let frames = || definitions.stack_nodes(stack).map(|(_, node)| node.frame);
+    let frame = frames().find(is_python).or_else(|| frames().next());
+    frame.map_or_else(|| NO_STACK.to_owned(), |frame| function_label(definitions, frame))
+}
+
+/// A frame's label without the addresses that make one function look like many (`… object at 0x7f3a…`).
+pub(super) fn function_label(definitions: &Definitions, frame: u32) -> String {
+    without_addresses(&frame_label(definitions, frame)).into_owned()
+}
+
+/// How a stack is shown in a table: the last of it, callers without their files.
+pub(super) fn stack_label<T: AsRef<str>>(path: &[T]) -> String {
+    const CALLERS: usize = 2;
+    let Some((innermost, callers)) = path.split_last() else { return String::new() };
+    let shown = &callers[callers.len().saturating_sub(CALLERS)..];
+    let mut label = if callers.len() > CALLERS { "… > ".to_owned() } else { String::new() };
+    for caller in shown {
+        let name = caller.as_ref();
+        label.push_str(name.rsplit_once(" (").map_or(name, |(name, _file)| name));
+        label.push_str(" > ");
+    }
+    label + innermost.as_ref()
+}
+
+fn without_addresses(label: &str) -> Cow<'_, str> {
+    const AT: &str = " at 0x";
+    if !label.contains(AT) {
+        return Cow::Borrowed(label);
+    }
+    let mut parts = label.split(AT);
+    let mut kept = parts.next().unwrap_or_default().to_owned();
+    for part in parts {
+        kept.push_str(part.trim_start_matches(|c: char| c.is_ascii_hexdigit()));
+    }
+    Cow::Owned(kept)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_method_of_many_objects_is_one_function() {
+        assert_eq!(
+            without_addresses("<built-in method to of Tensor object at 0x7ce279c59e00>"),
+            "<built-in method to of Tensor object>"
+        );
+        assert_eq!(without_addresses("forward (model.py:3)"), "forward (model.py:3)");
+    }
+}

@@ -1,0 +1,263 @@
+//! Weighted stacks: how much of something each calling stack is answerable for.
+//!
+//! One pass over the events adds each one's weight to the stack that caused it, by id, so that a trace of millions of
+//! events costs one map entry for each different stack and leaf. Flamegraphs and their like only render the result.
+//! Nothing falls out: work whose launch is not on the tape, or whose launch has no stack, keeps its weight under a
+//! [`Caller`] that says so.
+
+use std::collections::BTreeMap;
+
+use ktape_format::Table;
+use ktape_format::definition::Shape;
+use ktape_format::event::{Api, Event, EventRecord, EventWait, GraphLaunch, Launch, Sync, timing};
+use rustc_hash::FxHashMap;
+
+use super::{DeviceOp, DeviceOpKind, Timeline};
+
+/// What is added up.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub enum Value {
+    /// Time of kernels, copies and memsets on the device
+    Gpu,
+    /// Number of kernel and graph launches
+    Launches,
+    /// Time of the host in API calls
+    Api,
+    /// Time of copies and memsets on the device
+    Copies,
+    /// Bytes copied
+    Bytes,
+}
+
+/// Who caused an event.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Caller {
+    /// This stack.
+    Stack(u32),
+    /// A call that is on the tape, but was recorded without a stack.
+    NoStack,
+    /// A call that is not on the tape: it came before the recording or the selection, or was lost.
+    NoCall,
+}
+
+/// What stands at the end of a stack.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum LeafKind {
+    /// A kernel; the leaf's `id` is its id among the kernels.
+    Kernel,
+    /// A copy.
+    Memcpy,
+    /// A memset.
+    Memset,
+    /// A call of the API; the leaf's `id` is its id among the functions.
+    Call,
+}
+
+/// What a stack led to.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Leaf {
+    /// What it is.
+    pub kind: LeafKind,
+    /// See [`LeafKind`]; 0 for copies and memsets.
+    pub id: u32,
+    /// Its name as the source has it.
+    pub name: String,
+}
+
+/// The events that have all of this in common.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Place {
+    /// Whose they are.
+    pub process: u32,
+    /// The stream they ran on or were submitted to; 0 for calls that have none.
+    pub stream: u32,
+    /// Who caused them.
+    pub caller: Caller,
+    /// What they are: an index into [`Weights::leaves`].
+    pub leaf: u32,
+}
+
+/// A timeline's weighted stacks.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Weights {
+    /// The weights, in the order of their places. None is 0.
+    pub stacks: Vec<(Place, u64)>,
+    /// What the places' leaves are, in order of first appearance.
+    pub leaves: Vec<Leaf>,
+    /// The sum of all weights.
+    pub total: u64,
+    /// How many events were weighed.
+    pub events: u64,
+    /// How many of them have no device time ([`timing::ABSENT`]) and so no weight.
+    pub absent: u64,
+    /// How many of them have a device time that is an upper bound ([`timing::BOUNDED`]).
+    pub bounded: u64,
+}
+
+/// The sum does not fit; only a damaged tape gets there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "the sum of all durations or sizes exceeds 64 bits, so some of them cannot be true; look for them with `analyze dump`"
+)]
+pub struct Overflow;
+
+/// Adds up `value` by calling stack. `kinds` names the event kinds that count; all of them where it is empty.
+pub fn weigh(timeline: &Timeline, value: Value, kinds: &[String]) -> Result<Weights, Overflow> {
+    let mut scale =
+        Scale { timeline, kinds, leaves: FxHashMap::default(), sums: FxHashMap::default(), done: Weights::default() };
+    match value {
+        Value::Gpu | Value::Copies | Value::Bytes => scale.device_work(value)?,
+        Value::Launches => scale.launches()?,
+        Value::Api => scale.calls()?,
+    }
+    let sorted: BTreeMap<Place, u64> = scale.sums.into_iter().filter(|(_, weight)| *weight > 0).collect();
+    Ok(Weights { stacks: sorted.into_iter().collect(), ..scale.done })
+}
+
+/// What makes two leaves the same, without building a name for each event.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+struct LeafKey {
+    kind: LeafKind,
+    id: u32,
+    codes: [u8; 3],
+}
+
+struct Scale<'a> {
+    timeline: &'a Timeline,
+    kinds: &'a [String],
+    leaves: FxHashMap<LeafKey, u32>,
+    sums: FxHashMap<Place, u64>,
+    done: Weights,
+}
+
+impl<'a> Scale<'a> {
+    fn device_work(&mut self, value: Value) -> Result<(), Overflow> {
+        let events = &self.timeline.events;
+        for op in self.timeline.device_ops() {
+            let row = op.row as usize;
+            let (counts, quality) = match op.kind {
+                DeviceOpKind::Kernel => (value == Value::Gpu && self.wants("kernel"), events.kernel.timing[row]),
+                DeviceOpKind::Memcpy => (self.wants("memcpy"), events.memcpy.timing[row]),
+                DeviceOpKind::Memset => (value != Value::Bytes && self.wants("memset"), events.memset.timing[row]),
+            };
+            if !counts {
+                continue;
+            }
+            let weight = match value {
+                Value::Bytes => events.memcpy.bytes[row],
+                _ => {
+                    self.done.absent += u64::from(quality == timing::ABSENT);
+                    self.done.bounded += u64::from(quality == timing::BOUNDED);
+                    op.duration_ns()
+                }
+            };
+            let caller = match self.timeline.submitter(&op) {
+                None => Caller::NoCall,
+                Some(_) => caller(self.timeline.stack_of(&op)),
+            };
+            let process = self.timeline.definitions.process_of_stream(op.stream);
+            let leaf = self.device_leaf(&op);
+            self.add(Place { process, stream: op.stream, caller, leaf }, weight)?;
+        }
+        Ok(())
+    }
+
+    fn launches(&mut self) -> Result<(), Overflow> {
+        let definitions = &self.timeline.definitions;
+        for row in self.rows::<Launch>() {
+            let kernel = definitions.get::<Shape>(row.shape).map_or(0, |shape| shape.kernel);
+            let leaf = self.leaf(LeafKey { kind: LeafKind::Kernel, id: kernel, codes: [0; 3] }, || {
+                definitions.kernel_name(row.shape).to_owned()
+            });
+            self.add_call(row.thread, row.stream, row.stack, leaf, 1)?;
+        }
+        for row in self.rows::<GraphLaunch>() {
+            let leaf = self.call_leaf(row.function);
+            self.add_call(row.thread, row.stream, row.stack, leaf, 1)?;
+        }
+        Ok(())
+    }
+
+    fn calls(&mut self) -> Result<(), Overflow> {
+        self.calls_of::<Launch>(|row| (row.thread, row.stream, row.stack, row.function))?;
+        self.calls_of::<GraphLaunch>(|row| (row.thread, row.stream, row.stack, row.function))?;
+        self.calls_of::<Api>(|row| (row.thread, 0, row.stack, row.function))?;
+        self.calls_of::<Sync>(|row| (row.thread, row.stream, row.stack, row.function))?;
+        self.calls_of::<EventRecord>(|row| (row.thread, row.stream, row.stack, row.function))?;
+        self.calls_of::<EventWait>(|row| (row.thread, row.stream, row.stack, row.function))
+    }
+
+    fn calls_of<E: Event>(&mut self, parts: fn(&E) -> (u32, u32, u32, u32)) -> Result<(), Overflow> {
+        for row in self.rows::<E>() {
+            let (thread, stream, stack, function) = parts(&row);
+            let leaf = self.call_leaf(function);
+            self.add_call(thread, stream, stack, leaf, row.duration_ns())?;
+        }
+        Ok(())
+    }
+
+    /// The rows of a kind if it counts.
+    fn rows<E: Event>(&self) -> impl Iterator<Item = E> + use<'a, E> {
+        let table = E::table(&self.timeline.events);
+        let rows = if self.wants(E::NAME) { table.len() } else { 0 };
+        (0..rows).map(|row| table.row(row))
+    }
+
+    fn wants(&self, kind: &str) -> bool {
+        self.kinds.is_empty() || self.kinds.iter().any(|wanted| wanted == kind)
+    }
+
+    fn device_leaf(&mut self, op: &DeviceOp) -> u32 {
+        let (timeline, row) = (self.timeline, op.row as usize);
+        let (definitions, events) = (&timeline.definitions, &timeline.events);
+        let key = match op.kind {
+            DeviceOpKind::Kernel => {
+                let shape = definitions.get::<Shape>(events.kernel.shape[row]);
+                LeafKey { kind: LeafKind::Kernel, id: shape.map_or(0, |shape| shape.kernel), codes: [0; 3] }
+            }
+            DeviceOpKind::Memcpy => {
+                let copy = events.memcpy.row(row);
+                let codes = [copy.kind, copy.source_memory, copy.target_memory];
+                LeafKey { kind: LeafKind::Memcpy, id: copy.name, codes }
+            }
+            DeviceOpKind::Memset => {
+                let memset = events.memset.row(row);
+                LeafKey { kind: LeafKind::Memset, id: memset.name, codes: [memset.target_memory, 0, 0] }
+            }
+        };
+        self.leaf(key, || timeline.op_name(op))
+    }
+
+    fn call_leaf(&mut self, function: u32) -> u32 {
+        let definitions = &self.timeline.definitions;
+        self.leaf(LeafKey { kind: LeafKind::Call, id: function, codes: [0; 3] }, || {
+            definitions.function_name(function).to_owned()
+        })
+    }
+
+    fn leaf(&mut self, key: LeafKey, name: impl FnOnce() -> String) -> u32 {
+        let leaves = &mut self.done.leaves;
+        *self.leaves.entry(key).or_insert_with(|| {
+            let id = if matches!(key.kind, LeafKind::Kernel | LeafKind::Call) { key.id } else { 0 };
+            leaves.push(Leaf { kind: key.kind, id, name: name() });
+            leaves.len() as u32 - 1
+        })
+    }
+
+    fn add_call(&mut self, thread: u32, stream: u32, stack: u32, leaf: u32, weight: u64) -> Result<(), Overflow> {
+        let process = self.timeline.definitions.process_of_thread(thread);
+        self.add(Place { process, stream, caller: caller(stack), leaf }, weight)
+    }
+
+    fn add(&mut self, place: Place, weight: u64) -> Result<(), Overflow> {
+        self.done.events += 1;
+        self.done.total = self.done.total.checked_add(weight).ok_or(Overflow)?;
+        // No part of a sum that fits can overflow.
+        *self.sums.entry(place).or_default() += weight;
+        Ok(())
+    }
+}
+
+fn caller(stack: u32) -> Caller {
+    if stack == 0 { Caller::NoStack } else { Caller::Stack(stack) }
+}

@@ -1,0 +1,24 @@
+//! The import of PyTorch profiler traces: real ones held against independent counts, made-up ones rule by rule, and
+//! what is refused.
+
+#[path = "../common/mod.rs"]
+mod common;
+mod real;
+mod refusals;
+mod rules;
+
+use std::path::{Path, PathBuf};
+
+use ktape_analyze::import::kineto::{self, ImportError, Summary};
+use ktape_format::Memory;
+
+fn import(path: &Path) -> Result<(Memory, Summary), ImportError> {
+    let mut memory = Memory::default();
+    let summary = kineto::import(path, &mut memory, |_| {})?;
+    Ok((memory, summary))
+}
+
+/// A made-up trace of `fixtures/kineto`.
+fn fixture(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../fixtures/kineto").join(name)
+}
