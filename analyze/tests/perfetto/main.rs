@@ -166,9 +166,11 @@ fn a_made_up_trace_is_shown_as_it_was_made() {
             "select g.name from flow f join gpu_slice g on g.id = f.slice_out join slice s on s.id = f.slice_in
              where s.name = 'cudaStreamSynchronize'",
             "include perfetto module std.gpu.context; select pid, api from gpu_context",
+            "select cast(max(value) as int) as most from counter c join counter_track t on t.id = c.track_id
+             where t.name like 'Allocated%'",
         ],
     );
-    let [overlap, gemm, graph, waited, context] = &answers[..] else { panic!("{answers:?}") };
+    let [overlap, gemm, graph, waited, context, allocated] = &answers[..] else { panic!("{answers:?}") };
     assert_eq!(
         overlap[0],
         serde_json::json!({ "kernels": 7, "rows": 2 }),
@@ -179,6 +181,7 @@ fn a_made_up_trace_is_shown_as_it_was_made() {
     assert_eq!(gemm[0]["registers"], 96);
     assert_eq!(graph[0]["n"], 3, "one graph launch, three kernels");
     assert_eq!(waited.len(), 1, "the synchronisation names the last work of its stream");
+    assert_eq!(allocated[0]["most"], 4096);
     assert_eq!(context[0], serde_json::json!({ "pid": 100, "api": "CUDA" }));
 }
 
