@@ -5,6 +5,8 @@
 //! crate `perfetto_protos`; and the real UI opens it. What the tape says is added up here from its events, without
 //! the exporter's help.
 
+#[path = "../cli/common.rs"]
+mod common;
 mod facts;
 mod made_up;
 mod tools;

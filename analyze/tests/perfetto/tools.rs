@@ -1,10 +1,11 @@
 //! The real Perfetto, as `fixtures/perfetto/setup.sh` installs it: SQL, the schema, the UI. And our own command.
 
-use std::io::{self, Write as _};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
 use serde_json::Value;
+
+use crate::common;
 
 /// Whether the real Perfetto is installed. A plain `cargo test` skips visibly without it; `make test` installs it and
 /// sets `KTAPE_REQUIRE_PERFETTO=1`, so that a missing piece is a failure there.
@@ -14,25 +15,20 @@ pub(crate) fn installed() -> bool {
     let Some(part) = missing else { return true };
     let say = format!("no {}: run fixtures/perfetto/setup.sh", home.join(part).display());
     assert!(std::env::var("KTAPE_REQUIRE_PERFETTO").as_deref() != Ok("1"), "{say}");
-    writeln!(io::stderr(), "SKIPPED: {say}").expect("stderr");
+    common::skipped(&say);
     false
 }
 
 /// A real trace below `../shared/traces`, where the folder is there.
 pub(crate) fn real(path: &str) -> Option<PathBuf> {
-    let traces = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../../shared/traces"));
-    if !traces.exists() {
-        writeln!(io::stderr(), "SKIPPED: no ../shared/traces").expect("stderr");
-        return None;
-    }
-    let found = traces.join(path);
+    let found = common::shared()?.join("traces").join(path);
     assert!(found.exists(), "{} is gone", found.display());
     Some(found)
 }
 
 /// Runs `analyze`; gives its stdout.
 pub(crate) fn analyze(args: &[&str]) -> String {
-    stdout(Command::new(env!("CARGO_BIN_EXE_analyze")).args(args))
+    expect_success("analyze", common::analyze(args))
 }
 
 /// The rows of each query, asked of upstream's trace_processor.
@@ -67,7 +63,11 @@ fn parse(json: &str) -> Value {
 fn stdout(command: &mut Command) -> String {
     // The scripts look for what setup.sh installed where cargo builds.
     command.env("CARGO_TARGET_DIR", Path::new(env!("CARGO_TARGET_TMPDIR")).parent().expect("target"));
-    let Output { status, stdout, stderr } = command.output().unwrap_or_else(|error| panic!("{command:?}: {error}"));
-    assert!(status.success(), "{command:?}: {status}\n{}", String::from_utf8_lossy(&stderr));
+    let output = command.output().unwrap_or_else(|error| panic!("{command:?}: {error}"));
+    expect_success(&format!("{command:?}"), output)
+}
+
+fn expect_success(command: &str, Output { status, stdout, stderr }: Output) -> String {
+    assert!(status.success(), "{command}: {status}\n{}", String::from_utf8_lossy(&stderr));
     String::from_utf8(stdout).expect("UTF-8")
 }

@@ -11,7 +11,8 @@ use ktape_format::event::{Event, Events, KindVisitor, visit_kinds};
 use ktape_format::{Memory, Table};
 use serde_json::Value;
 
-use crate::{common, import};
+use super::import;
+use crate::common;
 
 const COUNT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../fixtures/kineto/count.py");
 

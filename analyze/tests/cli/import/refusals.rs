@@ -5,7 +5,8 @@ use std::path::Path;
 use ktape_analyze::import::kineto;
 use ktape_format::Memory;
 
-use crate::{common, fixture, import};
+use super::{fixture, import};
+use crate::common;
 
 /// The one line that the user gets.
 fn refusal(path: &Path) -> String {

@@ -1,13 +1,13 @@
 //! `analyze compare` from the user's side: the worked example of a transformer service, and what the options do.
 
-mod common;
-
 use std::path::{Path, PathBuf};
 use std::process::Output;
 
 use ktape_fixtures::service::{self, service};
 use ktape_format::{Options, TapeWriter};
 use serde_json::Value;
+
+use crate::common;
 
 fn tape(folder: &Path, requests: u32) -> PathBuf {
     let path = folder.join("service.ktape");

@@ -9,7 +9,7 @@ use ktape_format::definition::{
 use ktape_format::event::{Range, allocator, copy_kind, memory_kind, sync_kind, timing};
 use ktape_format::table::DefinitionKind;
 
-use crate::{fixture, import};
+use super::{fixture, import};
 
 fn made_up(name: &str) -> (Timeline, Summary) {
     let (memory, summary) = import(&fixture(name)).unwrap();

@@ -1,10 +1,6 @@
 //! `analyze flamegraph` from its user's side: every nanosecond of the trace is in the picture, under the stack that
 //! caused it, whatever the names are.
 
-mod common;
-#[path = "common/everything.rs"]
-mod everything;
-
 use std::collections::HashMap;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -24,6 +20,9 @@ use ktape_format::{Options, Sink, Table, TapeWriter};
 use proptest::prelude::{Just, any, prop, prop_assert, prop_assert_eq, prop_oneof, proptest};
 use quick_xml::events::Event as Xml;
 use serde_json::Value as Json;
+
+use crate::common;
+use crate::everything;
 
 /// Names that break what does not expect them: separators, a weight, a comment, markup, nothing.
 const ODD_NAMES: [&str; 8] = ["a;b", "step 12", "# no comment", "", "two\nlines", "<a & \"b\">", "same", "x_[k]"];

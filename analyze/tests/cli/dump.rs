@@ -1,8 +1,5 @@
 //! `analyze dump` from its user's side: each event is one line that says all of it.
 
-#[path = "common/everything.rs"]
-mod everything;
-
 use std::collections::HashMap;
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
@@ -18,6 +15,8 @@ use ktape_format::{Memory, Options, Sink, Table, TapeWriter};
 use proptest::prelude::*;
 use serde_json::value::RawValue;
 use serde_json::{Value as Json, json};
+
+use crate::everything;
 
 fn dumped(timeline: &Timeline) -> Vec<String> {
     let mut out = Vec::new();

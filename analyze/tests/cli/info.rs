@@ -1,10 +1,8 @@
 //! `analyze info`, and how every command that opens a trace answers to what is none.
 
-mod common;
-
 use std::path::Path;
 
-use common::analyze;
+use crate::common::analyze;
 use ktape_fixtures::decode_loop::{DecodeLoop, KERNELS_OUTSIDE, KERNELS_PER_LAYER, LAYERS, decode_loop};
 use ktape_format::event::Loss;
 use ktape_format::{Options, Sink, TapeWriter};

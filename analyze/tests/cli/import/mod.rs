@@ -1,8 +1,6 @@
 //! The import of PyTorch profiler traces: real ones held against independent counts, made-up ones rule by rule, and
 //! what is refused.
 
-#[path = "../common/mod.rs"]
-mod common;
 mod real;
 mod refusals;
 mod rules;

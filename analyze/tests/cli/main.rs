@@ -1,0 +1,11 @@
+//! `analyze` from its user's side, one module a command. One binary, so that it is linked once.
+
+mod common;
+mod compare;
+mod dump;
+mod everything;
+mod flamegraph;
+mod import;
+mod info;
+mod open;
+mod perfetto_writer;
