@@ -149,10 +149,12 @@ tables! {
         cluster_y: u32 => P::Least, R::Nothing;
         /// Blocks of a cluster in z.
         cluster_z: u32 => P::Least, R::Nothing;
-        /// Shared memory that the kernel declares, or static and dynamic together where a source has the sum only.
+        /// Shared memory of a block that the kernel declares.
         static_shared_bytes: u32 => P::Least, R::Nothing;
-        /// Shared memory that the launch asks for.
+        /// Shared memory of a block that the launch asks for.
         dynamic_shared_bytes: u32 => P::Least, R::Nothing;
+        /// Both together, where a source has only their sum; 0 where it tells them apart.
+        shared_bytes: u32 => P::Least, R::Nothing;
         /// Registers of a thread; 0 for not known.
         registers: u32 => P::Least, R::Nothing;
         /// Local memory of a thread.
@@ -262,6 +264,13 @@ tables! {
         key: u32 => P::Least, R::To(D::String);
         /// Its value.
         value: u32 => P::Previous, R::To(D::String);
+    }
+}
+
+impl Shape {
+    /// All shared memory of a block.
+    pub fn block_shared_bytes(&self) -> u64 {
+        [self.static_shared_bytes, self.dynamic_shared_bytes, self.shared_bytes].map(u64::from).iter().sum()
     }
 }
 

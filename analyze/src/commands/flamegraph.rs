@@ -12,8 +12,8 @@ use super::{Outcome, note_losses, output};
 use crate::export::flamegraph::svg::{self, Caption};
 use crate::export::flamegraph::{By, Shape, Tree, folded};
 use crate::export::speedscope;
+use crate::timeline::Selection;
 use crate::timeline::weights::{Value, Weights, weigh};
-use crate::timeline::{Selection, Timeline};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -69,11 +69,10 @@ pub fn run(args: &Args) -> Result<Outcome> {
     for path in args.output.iter().chain(&args.speedscope) {
         output::ensure_free(path, args.force)?;
     }
-    let loaded = load_with_launches(args)?;
+    let loaded = load(&args.input, &args.selection)?;
     // Standard output may be the product. A closed stderr leaves nobody to tell.
     let _ = note_losses(&mut io::stderr(), &loaded);
-    let weights =
-        weigh(&loaded.timeline, args.value, &args.selection.kind).context(args.input.display().to_string())?;
+    let weights = weigh(&loaded.timeline, args.value).context(args.input.display().to_string())?;
     ensure_something(args, &loaded, &weights)?;
     for note in quality_notes(&weights) {
         say(&note);
@@ -116,25 +115,6 @@ fn write_outputs(args: &Args, loaded: &Loaded, weights: &Weights, tree: &Tree) -
         say(&format!("{}: {}; open it in https://www.speedscope.app", path.display(), caption.subtitle));
     }
     Ok(())
-}
-
-/// Loads the selection, and for the time of device work also the calls that launched it: they may be of another kind
-/// than those selected and are often before its start, and without them the work has no stack.
-fn load_with_launches(args: &Args) -> Result<Loaded> {
-    let on_host = matches!(args.value, Value::Api | Value::Launches);
-    if on_host || (args.selection.kind.is_empty() && args.selection.from.is_none()) {
-        return load(&args.input, &args.selection);
-    }
-    let kind = ["launch", "graph_launch", "api"].map(str::to_owned).to_vec();
-    let mut loaded = load(&args.input, &args.selection)?;
-    let mut calls = load(&args.input, &Selection { from: None, kind, ..args.selection.clone() })?.timeline;
-    let mut events = std::mem::take(&mut loaded.timeline.events);
-    events.launch = std::mem::take(&mut calls.events.launch);
-    events.graph_launch = std::mem::take(&mut calls.events.graph_launch);
-    events.api = std::mem::take(&mut calls.events.api);
-    // Both have all definitions of the file; the second has those of a tape that grew in between.
-    loaded.timeline = Timeline::new(calls.definitions, events);
-    Ok(loaded)
 }
 
 fn caption(args: &Args, loaded: &Loaded, weights: &Weights, tree: &Tree) -> Caption {
@@ -190,7 +170,7 @@ fn ensure_something(args: &Args, loaded: &Loaded, weights: &Weights) -> Result<(
         return Ok(());
     }
     let file = loaded.path.display();
-    let calls = weigh(&loaded.timeline, Value::Api, &[]).map_or(0, |calls| calls.events);
+    let calls = weigh(&loaded.timeline, Value::Api).map_or(0, |calls| calls.events);
     match args.value {
         Value::Gpu | Value::Copies if calls > 0 => bail!(
             "{file}: no device times ({} device operations, {} host calls): draw the host's side with `--value api` or `--value launches`",

@@ -5,11 +5,12 @@ use std::io::Read as _;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, Result};
-use ktape_format::{Damage, Memory, Tape, header};
+use ktape_format::event::{Api, GraphLaunch, Launch};
+use ktape_format::{Damage, Events, Memory, Row as _, Tape, Wanted, header};
 
 use super::Outcome;
 use crate::import::kineto;
-use crate::timeline::{Selection, Timeline};
+use crate::timeline::{Selection, Timeline, span_ns};
 
 /// An opened trace.
 #[derive(Debug)]
@@ -51,14 +52,25 @@ fn load_foreign(path: &Path, selection: &Selection) -> Result<Loaded> {
     let file_bytes = std::fs::metadata(path).with_context(|| path.display().to_string())?.len();
     let mut memory = Memory::default();
     kineto::import(path, &mut memory, |_| {})?;
-    let mut timeline = Timeline::new(memory.definitions, memory.events);
-    selection.wanted(timeline.span_ns().map_or(0, |(first_ns, _)| first_ns))?.keep(&mut timeline.events);
-    selection.keep_processes(&timeline.definitions, &mut timeline.events)?;
+    let Memory { definitions, mut events, .. } = memory;
+    let calls = match selection.leaves_out_callers() {
+        true => Events {
+            launch: events.launch.clone(),
+            graph_launch: events.graph_launch.clone(),
+            api: events.api.clone(),
+            ..Events::default()
+        },
+        false => Events::default(),
+    };
+    let first_ns = first_ns(&events);
+    selection.wanted(first_ns)?.keep(&mut events);
+    selection.keep_processes(&definitions, &mut events)?;
+    let mut timeline = Timeline::new(definitions, events);
+    timeline.learn_callers(&calls);
     Ok(Loaded {
         path: path.to_owned(),
         file_bytes,
-        // The joins hold rows, and the selection has moved them.
-        timeline: Timeline::new(timeline.definitions, timeline.events),
+        timeline,
         lost: 0,
         damage: Vec::new(),
         staged_rows: 0,
@@ -68,18 +80,33 @@ fn load_foreign(path: &Path, selection: &Selection) -> Result<Loaded> {
 
 fn load_tape(path: &Path, selection: &Selection) -> Result<Loaded> {
     let tape = Tape::open(path)?;
-    let wanted = selection.wanted(tape.first_ns().unwrap_or(0))?;
+    // A tape that nothing was sealed of yet says only in its staged rows when it began.
+    let first_ns = match tape.first_ns() {
+        Some(first_ns) => first_ns,
+        None => first_ns(&tape.read(&Wanted::default())?.events),
+    };
+    let wanted = selection.wanted(first_ns)?;
     let mut contents = tape.read(&wanted)?;
     selection.keep_processes(&contents.definitions, &mut contents.events)?;
     let lost = contents.events.loss.count.iter().fold(0_u64, |sum, count| sum.saturating_add(*count));
     let damaged = contents.damage.iter().filter_map(|damage| damage.rows).fold(0_u64, u64::saturating_add);
+    let mut timeline = Timeline::new(contents.definitions, contents.events);
+    if selection.leaves_out_callers() {
+        let kinds = vec![Launch::KIND, GraphLaunch::KIND, Api::KIND];
+        timeline.learn_callers(&tape.read(&Wanted { from_ns: None, to_ns: wanted.to_ns, kinds })?.events);
+    }
     Ok(Loaded {
         path: path.to_owned(),
         file_bytes: tape.file_bytes(),
-        timeline: Timeline::new(contents.definitions, contents.events),
+        timeline,
         lost: lost.saturating_add(damaged),
         damage: contents.damage,
         staged_rows: contents.staged_rows,
         closed: tape.is_closed(),
     })
+}
+
+/// When the first event began; 0 without events.
+fn first_ns(events: &Events) -> i64 {
+    span_ns(events).map_or(0, |(first_ns, _)| first_ns)
 }

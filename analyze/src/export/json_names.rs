@@ -154,6 +154,7 @@ impl<'a> Names<'a> {
             "registers": row.registers,
             "static_shared_bytes": row.static_shared_bytes,
             "dynamic_shared_bytes": row.dynamic_shared_bytes,
+            "shared_bytes": row.shared_bytes,
             "local_bytes": row.local_bytes,
         })
     }

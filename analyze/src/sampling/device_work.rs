@@ -63,7 +63,7 @@ impl Keys<'_> {
                 collector.key(&name, || name.clone())
             }
             (By::Function | By::Stack, _) => {
-                let stack = timeline.stack_of(op);
+                let stack = timeline.stack_of(op).unwrap_or(0);
                 *self.of_stack.entry(stack).or_insert_with(|| {
                     if self.by == By::Stack {
                         let path = path(&timeline.definitions, stack);

@@ -26,6 +26,8 @@ pub struct Timeline {
     /// The events, each table sorted by start.
     pub events: Events,
     submitters: FxHashMap<(u32, u64), Submitter>,
+    /// The stacks of calls that are not among the events.
+    callers_elsewhere: FxHashMap<(u32, u64), u32>,
 }
 
 /// The host call that submitted a device operation: its table and row.
@@ -95,22 +97,38 @@ impl Timeline {
         for (row, (&thread, &correlation)) in launch.enumerate().filter(|(_, (_, id))| **id != 0) {
             submitters.insert((process(thread), correlation), Submitter::Launch(row as u32));
         }
-        Timeline { definitions, events, submitters }
+        Timeline { definitions, events, submitters, callers_elsewhere: FxHashMap::default() }
     }
 
-    /// The call that submitted a device operation, if it is on the tape (it is not when it came before the recording).
+    /// Learns the stacks of the launches and calls of `calls`, which a selection left out of the events: device work
+    /// that was selected is often launched by a call that was not.
+    pub fn learn_callers(&mut self, calls: &Events) {
+        let api = calls.api.rows().map(|row| (row.thread, row.correlation, row.stack));
+        let graph = calls.graph_launch.rows().map(|row| (row.thread, row.correlation, row.stack));
+        let launch = calls.launch.rows().map(|row| (row.thread, row.correlation, row.stack));
+        for (thread, correlation, stack) in api.chain(graph).chain(launch).filter(|(_, id, _)| *id != 0) {
+            self.callers_elsewhere.insert((self.definitions.process_of_thread(thread), correlation), stack);
+        }
+    }
+
+    /// The call that submitted a device operation, if it is among the events: it is not when it came before the
+    /// recording or the selection.
     pub fn submitter(&self, op: &DeviceOp) -> Option<Submitter> {
         let process = self.definitions.process_of_stream(op.stream);
         self.submitters.get(&(process, op.correlation)).copied()
     }
 
-    /// The stack that submitted a device operation; 0 for none known.
-    pub fn stack_of(&self, op: &DeviceOp) -> u32 {
+    /// The stack that submitted a device operation, 0 if its call was recorded without one; `None` if its call is not
+    /// on the tape.
+    pub fn stack_of(&self, op: &DeviceOp) -> Option<u32> {
         match self.submitter(op) {
-            Some(Submitter::Launch(row)) => self.events.launch.stack[row as usize],
-            Some(Submitter::GraphLaunch(row)) => self.events.graph_launch.stack[row as usize],
-            Some(Submitter::Api(row)) => self.events.api.stack[row as usize],
-            None => 0,
+            Some(Submitter::Launch(row)) => Some(self.events.launch.stack[row as usize]),
+            Some(Submitter::GraphLaunch(row)) => Some(self.events.graph_launch.stack[row as usize]),
+            Some(Submitter::Api(row)) => Some(self.events.api.stack[row as usize]),
+            None => {
+                let process = self.definitions.process_of_stream(op.stream);
+                self.callers_elsewhere.get(&(process, op.correlation)).copied()
+            }
         }
     }
 
@@ -168,23 +186,28 @@ impl Timeline {
 
     /// From the start of the first event to the end of the last, clock pairs and losses aside; `None` without events.
     pub fn span_ns(&self) -> Option<(i64, i64)> {
-        use ktape_format::event::{ClockPair, KindVisitor, Loss, visit_kinds};
-        use ktape_format::table::Row;
-        struct Span<'a>(&'a Events, Option<(i64, i64)>);
-        impl KindVisitor for Span<'_> {
-            type Error = std::convert::Infallible;
-            fn visit<E: Event>(&mut self) -> Result<(), Self::Error> {
-                if E::KIND != Loss::KIND && E::KIND != ClockPair::KIND {
-                    for row in E::table(self.0).rows() {
-                        let (start, end) = self.1.unwrap_or((row.start_ns(), row.end_ns()));
-                        self.1 = Some((start.min(row.start_ns()), end.max(row.end_ns())));
-                    }
-                }
-                Ok(())
-            }
-        }
-        let mut span = Span(&self.events, None);
-        let Ok(()) = visit_kinds(&mut span);
-        span.1
+        span_ns(&self.events)
     }
+}
+
+/// From the start of the first event to the end of the last, clock pairs and losses aside; `None` without events.
+pub fn span_ns(events: &Events) -> Option<(i64, i64)> {
+    use ktape_format::event::{ClockPair, KindVisitor, Loss, visit_kinds};
+    use ktape_format::table::Row;
+    struct Span<'a>(&'a Events, Option<(i64, i64)>);
+    impl KindVisitor for Span<'_> {
+        type Error = std::convert::Infallible;
+        fn visit<E: Event>(&mut self) -> Result<(), Self::Error> {
+            if E::KIND != Loss::KIND && E::KIND != ClockPair::KIND {
+                for row in E::table(self.0).rows() {
+                    let (start, end) = self.1.unwrap_or((row.start_ns(), row.end_ns()));
+                    self.1 = Some((start.min(row.start_ns()), end.max(row.end_ns())));
+                }
+            }
+            Ok(())
+        }
+    }
+    let mut span = Span(events, None);
+    let Ok(()) = visit_kinds(&mut span);
+    span.1
 }

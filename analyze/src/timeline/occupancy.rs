@@ -105,7 +105,7 @@ impl Limits {
 
         let newer = self.compute_capability.0 >= 8;
         let (reserved_bytes, unit) = if newer { (1024, 128) } else { (0, 256) };
-        let block_shared = shape.static_shared_bytes.checked_add(shape.dynamic_shared_bytes)?;
+        let block_shared = u32::try_from(shape.block_shared_bytes()).ok()?;
         let block_shared = block_shared.checked_add(reserved_bytes)?.checked_next_multiple_of(unit)?;
 
         let limit_blocks = self.block_slots()?;

@@ -44,6 +44,11 @@ impl Selection {
         })
     }
 
+    /// Whether device work may be selected without the call that launched it.
+    pub fn leaves_out_callers(&self) -> bool {
+        self.from.is_some() || !self.kind.is_empty()
+    }
+
     /// Drops the events of other processes than those asked for; losses stay. Fails if there is no such process.
     pub fn keep_processes(&self, definitions: &Definitions, events: &mut Events) -> Result<()> {
         if self.pid.is_empty() {

@@ -101,10 +101,10 @@ pub struct Weights {
 )]
 pub struct Overflow;
 
-/// Adds up `value` by calling stack. `kinds` names the event kinds that count; all of them where it is empty.
-pub fn weigh(timeline: &Timeline, value: Value, kinds: &[String]) -> Result<Weights, Overflow> {
+/// Adds up `value` by calling stack.
+pub fn weigh(timeline: &Timeline, value: Value) -> Result<Weights, Overflow> {
     let mut scale =
-        Scale { timeline, kinds, leaves: FxHashMap::default(), sums: FxHashMap::default(), done: Weights::default() };
+        Scale { timeline, leaves: FxHashMap::default(), sums: FxHashMap::default(), done: Weights::default() };
     match value {
         Value::Gpu | Value::Copies | Value::Bytes => scale.device_work(value)?,
         Value::Launches => scale.launches()?,
@@ -124,7 +124,6 @@ struct LeafKey {
 
 struct Scale<'a> {
     timeline: &'a Timeline,
-    kinds: &'a [String],
     leaves: FxHashMap<LeafKey, u32>,
     sums: FxHashMap<Place, u64>,
     done: Weights,
@@ -136,9 +135,9 @@ impl<'a> Scale<'a> {
         for op in self.timeline.device_ops() {
             let row = op.row as usize;
             let (counts, quality) = match op.kind {
-                DeviceOpKind::Kernel => (value == Value::Gpu && self.wants("kernel"), events.kernel.timing[row]),
-                DeviceOpKind::Memcpy => (self.wants("memcpy"), events.memcpy.timing[row]),
-                DeviceOpKind::Memset => (value != Value::Bytes && self.wants("memset"), events.memset.timing[row]),
+                DeviceOpKind::Kernel => (value == Value::Gpu, events.kernel.timing[row]),
+                DeviceOpKind::Memcpy => (true, events.memcpy.timing[row]),
+                DeviceOpKind::Memset => (value != Value::Bytes, events.memset.timing[row]),
             };
             if !counts {
                 continue;
@@ -151,10 +150,7 @@ impl<'a> Scale<'a> {
                     op.duration_ns()
                 }
             };
-            let caller = match self.timeline.submitter(&op) {
-                None => Caller::NoCall,
-                Some(_) => caller(self.timeline.stack_of(&op)),
-            };
+            let caller = self.timeline.stack_of(&op).map_or(Caller::NoCall, caller);
             let process = self.timeline.definitions.process_of_stream(op.stream);
             let leaf = self.device_leaf(&op);
             self.add(Place { process, stream: op.stream, caller, leaf }, weight)?;
@@ -164,14 +160,14 @@ impl<'a> Scale<'a> {
 
     fn launches(&mut self) -> Result<(), Overflow> {
         let definitions = &self.timeline.definitions;
-        for row in self.rows::<Launch>() {
+        for row in self.timeline.events.launch.rows() {
             let kernel = definitions.get::<Shape>(row.shape).map_or(0, |shape| shape.kernel);
             let leaf = self.leaf(LeafKey { kind: LeafKind::Kernel, id: kernel, codes: [0; 3] }, || {
                 definitions.kernel_name(row.shape).to_owned()
             });
             self.add_call(row.thread, row.stream, row.stack, leaf, 1)?;
         }
-        for row in self.rows::<GraphLaunch>() {
+        for row in self.timeline.events.graph_launch.rows() {
             let leaf = self.call_leaf(row.function);
             self.add_call(row.thread, row.stream, row.stack, leaf, 1)?;
         }
@@ -188,23 +184,12 @@ impl<'a> Scale<'a> {
     }
 
     fn calls_of<E: Event>(&mut self, parts: fn(&E) -> (u32, u32, u32, u32)) -> Result<(), Overflow> {
-        for row in self.rows::<E>() {
+        for row in E::table(&self.timeline.events).rows() {
             let (thread, stream, stack, function) = parts(&row);
             let leaf = self.call_leaf(function);
             self.add_call(thread, stream, stack, leaf, row.duration_ns())?;
         }
         Ok(())
-    }
-
-    /// The rows of a kind if it counts.
-    fn rows<E: Event>(&self) -> impl Iterator<Item = E> + use<'a, E> {
-        let table = E::table(&self.timeline.events);
-        let rows = if self.wants(E::NAME) { table.len() } else { 0 };
-        (0..rows).map(|row| table.row(row))
-    }
-
-    fn wants(&self, kind: &str) -> bool {
-        self.kinds.is_empty() || self.kinds.iter().any(|wanted| wanted == kind)
     }
 
     fn device_leaf(&mut self, op: &DeviceOp) -> u32 {

@@ -178,7 +178,8 @@ impl<'a> DeviceEvents<'a> {
         args.extend(known(keys.workgroup_size, threads));
         args.extend(known(keys.thread_count, blocks.saturating_mul(threads)));
         args.extend(known(keys.registers_per_thread, shape_row.registers.into()));
-        if threads != 0 {
+        args.extend(known(keys.shared_mem, shape_row.shared_bytes.into()));
+        if threads != 0 && shape_row.shared_bytes == 0 {
             args.push(Arg { name: keys.shared_mem_static, value: Value::Uint(shape_row.static_shared_bytes.into()) });
             args.push(Arg { name: keys.shared_mem_dynamic, value: Value::Uint(shape_row.dynamic_shared_bytes.into()) });
         }

@@ -32,6 +32,7 @@ keys! {
     workgroup_size: "workgroup_size",
     thread_count: "thread_count",
     registers_per_thread: "registers_per_thread",
+    shared_mem: "shared_mem",
     shared_mem_static: "shared_mem_static",
     shared_mem_dynamic: "shared_mem_dynamic",
     waves_per_multiprocessor: "waves_per_multiprocessor",

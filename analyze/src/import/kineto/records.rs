@@ -233,7 +233,7 @@ pub(super) struct Records {
 
 /// Whether a kernel's own record, without shared memory, is otherwise what its call asked for.
 pub(super) fn is_without_shared_memory_of(kernel: &Shape, call: &Shape) -> bool {
-    kernel.static_shared_bytes == 0 && Shape { dynamic_shared_bytes: 0, ..*call } == *kernel
+    kernel.shared_bytes == 0 && Shape { dynamic_shared_bytes: 0, ..*call } == *kernel
 }
 
 impl Records {

@@ -40,7 +40,7 @@ fn a_kernel_and_its_launch() {
     let shape: Shape = definitions.get(kernel.shape).unwrap();
     assert_eq!(definitions.kernel_name(kernel.shape), "gemm<float>");
     assert_eq!((shape.grid_x, shape.grid_y, shape.grid_z, shape.block_x), (4, 2, 1, 128));
-    assert_eq!((shape.registers, shape.static_shared_bytes), (32, 2048));
+    assert_eq!((shape.registers, shape.shared_bytes), (32, 2048));
     assert_eq!(definitions.get::<Stream>(kernel.stream).unwrap().priority, -5);
     let launch = events.launch.row(0);
     assert_eq!((launch.start_ns - BASE_NS, launch.duration_ns), (220_000, 5_250));
@@ -166,7 +166,10 @@ fn the_names_of_2021() {
     let kernel = ops.iter().find(|op| op.kind == DeviceOpKind::Kernel).unwrap();
     assert_eq!(timeline.submitter(kernel), Some(Submitter::Launch(0)));
     // The innermost operator's call stack, then the operators.
-    assert_eq!(stack(&timeline, timeline.stack_of(kernel)), ["<module>", "forward", "ProfilerStep#5", "aten::conv2d"]);
+    assert_eq!(
+        stack(&timeline, timeline.stack_of(kernel).unwrap()),
+        ["<module>", "forward", "ProfilerStep#5", "aten::conv2d"]
+    );
     assert_eq!((events.alloc.len(), events.free.len(), events.alloc.address[0]), (1, 1, 0));
     assert_eq!((summary.matched, summary.unmatched), (1, 2));
     assert_eq!(definitions.processes.pid, [5555]);

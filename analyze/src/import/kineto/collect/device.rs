@@ -57,10 +57,10 @@ impl<'t, S: Sink, P: FnMut(u64)> Collector<'t, '_, S, P> {
         let name = self.sink.string(kernel)?;
         let kernel = self.sink.define(KernelName { name, module: 0 })?;
         let ([grid_x, grid_y, grid_z], [block_x, block_y, block_z]) = (arguments.grid, arguments.block);
-        let static_shared_bytes = arguments.shared_bytes;
+        let shared_bytes = arguments.shared_bytes;
         let registers = arguments.registers;
         let grid = Shape { grid_x, grid_y, grid_z, block_x, block_y, block_z, ..Shape::default() };
-        Ok(Shape { kernel, static_shared_bytes, registers, ..grid })
+        Ok(Shape { kernel, shared_bytes, registers, ..grid })
     }
 
     /// Where on a device an event is: by its arguments, else by its row, which is device (pid) and stream (tid).

@@ -20,8 +20,8 @@ impl<'t, S: Sink, P: FnMut(u64)> Collector<'t, '_, S, P> {
         let shape = match &arguments.kernel {
             Some(kernel) => {
                 let shape = self.shape(kernel, &arguments)?;
-                let dynamic_shared_bytes = shape.static_shared_bytes;
-                Some(Box::new(Shape { static_shared_bytes: 0, dynamic_shared_bytes, ..shape }))
+                let dynamic_shared_bytes = shape.shared_bytes;
+                Some(Box::new(Shape { shared_bytes: 0, dynamic_shared_bytes, ..shape }))
             }
             None => None,
         };
