@@ -25,7 +25,7 @@ node "$perfetto/screenshot.mjs" --own-engine "$work/b200.pftrace" "$perfetto/sho
 
 # The flamegraph, as a browser shows it.
 $analyze flamegraph "$work/owlv2.ktape" -o "$work/owlv2.svg"
-chromium --headless --no-sandbox --disable-gpu --user-data-dir="$work/profile" --window-size=1600,840 \
+chromium --headless --no-sandbox --disable-gpu --user-data-dir="$work/profile" --hide-scrollbars --window-size=1600,835 \
     --screenshot="$root/docs/images/flamegraph.png" "file://$work/owlv2.svg" 2> /dev/null
 
 # The comparison.
