@@ -6,7 +6,7 @@ use ktape_format::Table;
 use ktape_format::definition::{
     CounterName, Device, Frame, Function, Graph, Process, Shape, Stream, frame_kind, property, subject, vendor,
 };
-use ktape_format::event::{Range, allocator, copy_kind, memory_kind, sync_kind, timing};
+use ktape_format::event::{Range, allocator, clock_kind, copy_kind, memory_kind, sync_kind, timing};
 use ktape_format::table::DefinitionKind;
 
 use super::{fixture, import};
@@ -131,7 +131,10 @@ fn properties_of_tape_process_and_device() {
     let tape = |key| definitions.property(subject::TAPE, 0, key);
     assert_eq!(tape("note"), Some(r#"{"nested": ["a", 1]}"#));
     assert_eq!(tape("traceName"), Some("/tmp/a \"quoted\" name.json"));
-    assert_eq!((tape("schemaVersion"), tape("clock")), (Some("1"), Some("unix")));
+    assert_eq!(tape("schemaVersion"), Some("1"));
+    let clock = timeline.events.clock.row(0);
+    assert_eq!((clock.clock, clock.value_ns), (clock_kind::UNIX, clock.start_ns));
+    assert_eq!(Some(clock.start_ns), timeline.span_ns().map(|(first_ns, _)| first_ns));
     assert!(tape(property::NOT_KEPT).unwrap().contains(r#""flow ac2g":2"#));
     let process: Vec<i64> = definitions.processes.pid.clone();
     assert_eq!(process, [40, -1]);

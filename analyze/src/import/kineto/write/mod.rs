@@ -77,6 +77,7 @@ impl<'s, S: Sink> Writer<'s, S> {
         writer.slices(&records)?;
         writer.counters(&records)?;
         writer.properties(&records)?;
+        writer.clock(&records)?;
         Ok(writer.summary)
     }
 

@@ -2,7 +2,7 @@
 
 use ktape_format::Sink;
 use ktape_format::definition::{CounterName, property, subject};
-use ktape_format::event::{Alloc, Free, allocator};
+use ktape_format::event::{Alloc, ClockPair, Free, allocator, clock_kind};
 
 use super::super::error::Fault;
 use super::super::records::{CallsByCorrelation, Records};
@@ -102,8 +102,19 @@ impl<S: Sink> Writer<'_, S> {
         self.places.rank(self.sink, records.distributed_info.as_deref())?;
         let not_kept = self.summary.not_kept_json();
         self.sink.property(subject::TAPE, 0, property::NOT_KEPT, &not_kept)?;
-        // Kineto's times count from 1970-01-01, with `baseTimeNanoseconds` or, before 2024, without.
-        self.sink.property(subject::TAPE, 0, "clock", "unix")?;
+        Ok(())
+    }
+
+    /// Kineto's times count from 1970-01-01, with `baseTimeNanoseconds` or, before 2024, without. A made-up or
+    /// rewritten file whose times are of the last century begins at an instant of its own.
+    pub(super) fn clock(&mut self, records: &Records) -> Result<(), Fault> {
+        const YEAR_2000_NS: i64 = 946_684_800_000_000_000;
+        let first_ns = records.starts.least_ns.saturating_add(self.base_ns);
+        if records.starts.least_ns <= records.starts.greatest_ns && first_ns >= YEAR_2000_NS {
+            // Not through `event`, as it is no entry of the file.
+            let (start_ns, value_ns) = (first_ns, first_ns);
+            self.sink.event(ClockPair { start_ns, clock: clock_kind::UNIX, value_ns, ..ClockPair::default() })?;
+        }
         Ok(())
     }
 }
