@@ -67,6 +67,8 @@ pub struct DeviceOp {
     pub device: u32,
     /// Joins it with its submitter within a process.
     pub correlation: u64,
+    /// How good its times are ([`ktape_format::event::timing`]).
+    pub timing: u8,
 }
 
 impl DeviceOp {
@@ -117,16 +119,16 @@ impl Timeline {
     /// All device operations, by start; those that start together in the order kernel, memcpy, memset, row.
     pub fn device_ops(&self) -> Vec<DeviceOp> {
         let mut ops = Vec::new();
-        self.collect_ops::<Kernel>(DeviceOpKind::Kernel, |row| (row.stream, row.correlation), &mut ops);
-        self.collect_ops::<Memcpy>(DeviceOpKind::Memcpy, |row| (row.stream, row.correlation), &mut ops);
-        self.collect_ops::<Memset>(DeviceOpKind::Memset, |row| (row.stream, row.correlation), &mut ops);
+        self.collect_ops::<Kernel>(DeviceOpKind::Kernel, |row| (row.stream, row.correlation, row.timing), &mut ops);
+        self.collect_ops::<Memcpy>(DeviceOpKind::Memcpy, |row| (row.stream, row.correlation, row.timing), &mut ops);
+        self.collect_ops::<Memset>(DeviceOpKind::Memset, |row| (row.stream, row.correlation, row.timing), &mut ops);
         ops.sort_by_key(|op| op.start_ns);
         ops
     }
 
-    fn collect_ops<E: Event>(&self, kind: DeviceOpKind, place: fn(&E) -> (u32, u64), ops: &mut Vec<DeviceOp>) {
+    fn collect_ops<E: Event>(&self, kind: DeviceOpKind, place: fn(&E) -> (u32, u64, u8), ops: &mut Vec<DeviceOp>) {
         ops.extend(E::table(&self.events).rows().enumerate().map(|(index, row)| {
-            let (stream, correlation) = place(&row);
+            let (stream, correlation, timing) = place(&row);
             let device = self.definitions.device_of_stream(stream);
             DeviceOp {
                 kind,
@@ -136,6 +138,7 @@ impl Timeline {
                 stream,
                 device,
                 correlation,
+                timing,
             }
         }));
     }

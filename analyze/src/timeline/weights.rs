@@ -134,20 +134,19 @@ impl<'a> Scale<'a> {
     fn device_work(&mut self, value: Value) -> Result<(), Overflow> {
         let events = &self.timeline.events;
         for op in self.timeline.device_ops() {
-            let row = op.row as usize;
-            let (counts, quality) = match op.kind {
-                DeviceOpKind::Kernel => (value == Value::Gpu && self.wants("kernel"), events.kernel.timing[row]),
-                DeviceOpKind::Memcpy => (self.wants("memcpy"), events.memcpy.timing[row]),
-                DeviceOpKind::Memset => (value != Value::Bytes && self.wants("memset"), events.memset.timing[row]),
+            let counts = match op.kind {
+                DeviceOpKind::Kernel => value == Value::Gpu && self.wants("kernel"),
+                DeviceOpKind::Memcpy => self.wants("memcpy"),
+                DeviceOpKind::Memset => value != Value::Bytes && self.wants("memset"),
             };
             if !counts {
                 continue;
             }
             let weight = match value {
-                Value::Bytes => events.memcpy.bytes[row],
+                Value::Bytes => events.memcpy.bytes[op.row as usize],
                 _ => {
-                    self.done.absent += u64::from(quality == timing::ABSENT);
-                    self.done.bounded += u64::from(quality == timing::BOUNDED);
+                    self.done.absent += u64::from(op.timing == timing::ABSENT);
+                    self.done.bounded += u64::from(op.timing == timing::BOUNDED);
                     op.duration_ns()
                 }
             };
