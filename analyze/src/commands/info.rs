@@ -8,8 +8,8 @@ use comfy_table::{CellAlignment, Table as TextTable, presets};
 use serde::Serialize;
 
 use super::human::{HumanBytes, HumanCount, duration, share};
-use super::load::{Loaded, load};
-use super::{Outcome, note_losses};
+use super::load::{Loaded, Losses, load};
+use super::{Outcome, note_losses, write_json};
 use crate::timeline::Selection;
 use crate::timeline::summary::{KernelSummary, Summary};
 
@@ -35,8 +35,8 @@ struct Info<'a> {
     path: String,
     file_bytes: u64,
     bytes_per_event: f64,
-    lost: u64,
-    damage: Vec<String>,
+    #[serde(flatten)]
+    losses: Losses,
     closed: bool,
     staged_rows: u64,
     #[serde(flatten)]
@@ -54,8 +54,7 @@ pub fn run(args: &Args) -> Result<Outcome> {
         path: loaded.path.display().to_string(),
         file_bytes: loaded.file_bytes,
         bytes_per_event: if events == 0 { 0.0 } else { loaded.file_bytes as f64 / events as f64 },
-        lost: loaded.lost,
-        damage: loaded.damage.iter().map(ToString::to_string).collect(),
+        losses: loaded.losses(),
         closed: loaded.closed,
         staged_rows: loaded.staged_rows,
         summary: &summary,
@@ -63,8 +62,7 @@ pub fn run(args: &Args) -> Result<Outcome> {
     };
     let mut out = std::io::stdout().lock();
     if args.json {
-        serde_json::to_writer_pretty(&mut out, &info)?;
-        writeln!(out)?;
+        write_json(&mut out, &info)?;
     } else {
         print(&mut out, &loaded, &info)?;
     }

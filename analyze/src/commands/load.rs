@@ -5,7 +5,8 @@ use std::io::Read as _;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, Result};
-use ktape_format::{Damage, Memory, Tape, header};
+use ktape_format::{Damage, Memory, Tape, TapeError, Wanted, header};
+use serde::Serialize;
 
 use super::Outcome;
 use crate::import::kineto;
@@ -18,6 +19,8 @@ pub struct Loaded {
     pub path: PathBuf,
     /// How long the file is.
     pub file_bytes: u64,
+    /// When the first event of the whole trace began: from where times are counted for people.
+    pub first_ns: i64,
     /// What is in it, cut to the selection.
     pub timeline: Timeline,
     /// How many events were lost: before they reached the file, or in damaged parts of it. Every report says so first.
@@ -35,6 +38,20 @@ impl Loaded {
     pub fn outcome(&self) -> Outcome {
         if self.lost > 0 || !self.damage.is_empty() { Outcome::Losses } else { Outcome::Done }
     }
+
+    /// What answers in JSON say of losses.
+    pub fn losses(&self) -> Losses {
+        Losses { lost: self.lost, damage: self.damage.iter().map(ToString::to_string).collect() }
+    }
+}
+
+/// The losses of a trace, as every answer in JSON has them.
+#[derive(Debug, Serialize)]
+pub struct Losses {
+    /// See [`Loaded::lost`].
+    pub lost: u64,
+    /// See [`Loaded::damage`].
+    pub damage: Vec<String>,
 }
 
 /// Opens `path` and keeps what `selection` asks for.
@@ -52,11 +69,13 @@ fn load_foreign(path: &Path, selection: &Selection) -> Result<Loaded> {
     let mut memory = Memory::default();
     kineto::import(path, &mut memory, |_| {})?;
     let mut timeline = Timeline::new(memory.definitions, memory.events);
-    selection.wanted(timeline.span_ns().map_or(0, |(first_ns, _)| first_ns))?.keep(&mut timeline.events);
+    let first_ns = timeline.span_ns().map_or(0, |(first_ns, _)| first_ns);
+    selection.wanted(first_ns)?.keep(&mut timeline.events);
     selection.keep_processes(&timeline.definitions, &mut timeline.events)?;
     Ok(Loaded {
         path: path.to_owned(),
         file_bytes,
+        first_ns,
         // The joins hold rows, and the selection has moved them.
         timeline: Timeline::new(timeline.definitions, timeline.events),
         lost: 0,
@@ -68,7 +87,11 @@ fn load_foreign(path: &Path, selection: &Selection) -> Result<Loaded> {
 
 fn load_tape(path: &Path, selection: &Selection) -> Result<Loaded> {
     let tape = Tape::open(path)?;
-    let wanted = selection.wanted(tape.first_ns().unwrap_or(0))?;
+    let first_ns = match tape.first_ns() {
+        Some(first_ns) => first_ns,
+        None => first_staged_ns(&tape)?,
+    };
+    let wanted = selection.wanted(first_ns)?;
     let mut contents = tape.read(&wanted)?;
     selection.keep_processes(&contents.definitions, &mut contents.events)?;
     let lost = contents.events.loss.count.iter().fold(0_u64, |sum, count| sum.saturating_add(*count));
@@ -76,10 +99,17 @@ fn load_tape(path: &Path, selection: &Selection) -> Result<Loaded> {
     Ok(Loaded {
         path: path.to_owned(),
         file_bytes: tape.file_bytes(),
+        first_ns,
         timeline: Timeline::new(contents.definitions, contents.events),
         lost: lost.saturating_add(damaged),
         damage: contents.damage,
         staged_rows: contents.staged_rows,
         closed: tape.is_closed(),
     })
+}
+
+/// When the first event began of a tape that has no sealed block yet: all of it is in the staging area.
+fn first_staged_ns(tape: &Tape) -> Result<i64, TapeError> {
+    let staged = tape.read(&Wanted::default())?;
+    Ok(Timeline::new(staged.definitions, staged.events).span_ns().map_or(0, |(first_ns, _)| first_ns))
 }
