@@ -10,9 +10,9 @@ use anyhow::{Context as _, Result};
 use indicatif::{ProgressBar, ProgressStyle};
 use ktape_format::{Options, TapeWriter, Written};
 
-use super::human::{HumanBytes, HumanCount};
 use super::output::Output;
 use super::{Outcome, write_json};
+use crate::human::{HumanBytes, HumanCount};
 use crate::import::kineto::{self, Progress, Summary};
 
 /// The options of `analyze import`.

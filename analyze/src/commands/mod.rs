@@ -3,7 +3,6 @@
 pub mod compare;
 pub mod dump;
 pub mod flamegraph;
-pub mod human;
 pub mod import;
 pub mod info;
 pub mod load;

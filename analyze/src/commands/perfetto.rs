@@ -7,10 +7,10 @@ use std::time::Instant;
 use anyhow::{Context as _, Result, bail};
 use serde::Serialize;
 
-use super::human::{HumanBytes, HumanCount};
 use super::load::{Loaded, Losses, load};
 use super::{Outcome, note_losses, output, write_json};
 use crate::export::perfetto::{self, Summary};
+use crate::human::{HumanBytes, HumanCount};
 use crate::timeline::Selection;
 
 /// The options of `analyze perfetto`.
