@@ -7,11 +7,11 @@ use rustc_hash::FxHashMap;
 
 use super::work::{By, Collector, Interval};
 use crate::timeline::names::{FrameName, MOST_FRAMES, frames_cut, short_kernel_name, without_addresses};
-use crate::timeline::{DeviceOp, DeviceOpKind, Timeline};
+use crate::timeline::{DeviceOp, DeviceOpKind, OpClass, Timeline};
 
 /// Adds all device operations that have a time.
 pub(super) fn collect(collector: &mut Collector, timeline: &Timeline, ops: &[DeviceOp], by: By) {
-    let mut keys = Keys { timeline, by, of_shape: FxHashMap::default(), of_stack: FxHashMap::default() };
+    let mut keys = Keys { timeline, by, of_class: FxHashMap::default(), of_stack: FxHashMap::default() };
     for op in ops {
         match op.timing {
             timing::ABSENT => {
@@ -28,30 +28,24 @@ pub(super) fn collect(collector: &mut Collector, timeline: &Timeline, ops: &[Dev
     }
 }
 
-/// Keys of operations; names are made once a shape or stack, as there are millions of operations.
+/// Keys of operations; names are made once a class or stack, as there are millions of operations.
 struct Keys<'a> {
     timeline: &'a Timeline,
     by: By,
-    of_shape: FxHashMap<u32, u32>,
+    of_class: FxHashMap<OpClass, u32>,
     of_stack: FxHashMap<u32, u32>,
 }
 
 impl Keys<'_> {
     fn key(&mut self, collector: &mut Collector, op: &DeviceOp) -> u32 {
         let timeline = self.timeline;
-        match (self.by, op.kind) {
-            (By::Kernel, DeviceOpKind::Kernel) => {
-                let shape = timeline.events.kernel.shape[op.row as usize];
-                *self.of_shape.entry(shape).or_insert_with(|| {
-                    let name = timeline.op_name(op);
-                    collector.key(&name, || short_kernel_name(&name))
-                })
-            }
-            (By::Kernel, _) => {
+        match self.by {
+            By::Kernel => *self.of_class.entry(timeline.op_class(op)).or_insert_with(|| {
                 let name = timeline.op_name(op);
-                collector.key(&name, || name.clone())
-            }
-            (By::Function | By::Stack, _) => {
+                let is_kernel = op.kind == DeviceOpKind::Kernel;
+                collector.key(&name, || if is_kernel { short_kernel_name(&name) } else { name.clone() })
+            }),
+            By::Function | By::Stack => {
                 let stack = timeline.stack_of(op);
                 *self.of_stack.entry(stack).or_insert_with(|| {
                     if self.by == By::Stack {
