@@ -1,4 +1,4 @@
-//! One subcommand, one file. This one holds what they share: the list, loading, output and the exit code.
+//! One subcommand, one file. This one holds what they share: the list, how losses and JSON are written, the exit code.
 
 pub mod compare;
 pub mod dump;
