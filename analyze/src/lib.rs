@@ -6,6 +6,7 @@
 
 pub mod commands;
 pub mod export;
+pub mod human;
 pub mod import;
 pub mod sampling;
 pub mod timeline;

@@ -1,7 +1,7 @@
 //! A table is a set of equal-length columns; a row is one index into all of them.
 //!
 //! Everything on a tape is a row of some table: an event ([`crate::event`]) or a definition ([`crate::definition`]).
-//! [`tables!`] writes, from one declaration, the row (`Launch`), its columns in memory (`LaunchTable`) and the
+//! `tables!` writes, from one declaration, the row (`Launch`), its columns in memory (`LaunchTable`) and the
 //! description ([`ColumnSpec`]) that the codec, the dump and `docs/format.md` share. A new kind of event is a new
 //! table, a new field a new column at the end: readers skip the ones that they do not know and read absent ones as 0.
 

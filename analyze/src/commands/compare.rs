@@ -6,8 +6,8 @@ use std::path::PathBuf;
 use anyhow::{Context as _, Result};
 use serde::Serialize;
 
-use super::load::load;
-use super::{Outcome, note_losses, output};
+use super::load::{Losses, load};
+use super::{Outcome, note_losses, output, write_json};
 use crate::sampling::jitter::Jitter;
 use crate::sampling::{self, By, Comparison, Options, Sampler, Schedule, plot, report};
 use crate::timeline::Selection;
@@ -20,7 +20,7 @@ pub struct Args {
     /// A tape, or a trace that `analyze import` reads
     #[arg(value_name = "TRACE")]
     trace: PathBuf,
-    /// What the simulated profiler looks at [default: gpu if the trace has device work, else cpu]
+    /// What the simulated profiler looks at [default: gpu if the trace has device work with times, else cpu]
     #[arg(long, value_enum)]
     sampler: Option<Sampler>,
     /// What a row is [default: kernel for gpu, function for cpu]
@@ -76,7 +76,8 @@ fn window_ns(text: &str) -> Result<u64> {
 /// What `--json` prints: losses first, like every report.
 #[derive(Serialize)]
 struct Report<'a> {
-    lost: u64,
+    #[serde(flatten)]
+    losses: &'a Losses,
     #[serde(flatten)]
     comparison: &'a Comparison,
 }
@@ -106,23 +107,17 @@ pub fn run(args: &Args) -> Result<Outcome> {
     }
     let mut out = io::BufWriter::new(io::stdout().lock());
     if args.json {
-        write_json(&mut out, loaded.lost, &comparisons)?;
+        let losses = &loaded.losses();
+        let reports: Vec<Report<'_>> = comparisons.iter().map(|comparison| Report { losses, comparison }).collect();
+        match &reports[..] {
+            // By what was asked for, not by how many windows the trace is long enough for.
+            [only] if args.hz.len() == 1 && args.windows.len() <= 1 => write_json(&mut out, only)?,
+            several => write_json(&mut out, &several)?,
+        }
     } else {
         note_losses(&mut out, &loaded)?;
         report::write(&mut out, &comparisons)?;
     }
     out.flush()?;
     Ok(loaded.outcome())
-}
-
-fn write_json(out: &mut impl Write, lost: u64, comparisons: &[Comparison]) -> Result<()> {
-    let reports: Vec<Report<'_>> = comparisons.iter().map(|comparison| Report { lost, comparison }).collect();
-    let written = match &reports[..] {
-        [only] => serde_json::to_writer_pretty(&mut *out, only),
-        several => serde_json::to_writer_pretty(&mut *out, several),
-    };
-    // As an I/O error, so that a reader that went away is known for what it is.
-    written.map_err(io::Error::from)?;
-    writeln!(out)?;
-    Ok(())
 }

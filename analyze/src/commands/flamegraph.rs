@@ -6,12 +6,12 @@ use std::path::PathBuf;
 use anyhow::{Context as _, Result, bail};
 use regex::Regex;
 
-use super::human::HumanCount;
 use super::load::{Loaded, load};
 use super::{Outcome, note_losses, output};
 use crate::export::flamegraph::svg::{self, Caption};
 use crate::export::flamegraph::{By, Shape, Tree, folded};
 use crate::export::speedscope;
+use crate::human::HumanCount;
 use crate::timeline::Selection;
 use crate::timeline::weights::{Value, Weights, weigh};
 

@@ -10,9 +10,9 @@ use anyhow::{Context as _, Result};
 use indicatif::{ProgressBar, ProgressStyle};
 use ktape_format::{Options, TapeWriter, Written};
 
-use super::Outcome;
-use super::human::{HumanBytes, HumanCount};
 use super::output::Output;
+use super::{Outcome, write_json};
+use crate::human::{HumanBytes, HumanCount};
 use crate::import::kineto::{self, Progress, Summary};
 
 /// The options of `analyze import`.
@@ -80,7 +80,7 @@ fn progress_bar() -> ProgressBar {
 }
 
 fn print_json(summary: &Summary, output: &Path, written: &Written) -> io::Result<()> {
-    let json = serde_json::json!({
+    let json = &serde_json::json!({
         "output": output.display().to_string(),
         "file_bytes": written.file_bytes,
         "events": written.events,
@@ -92,7 +92,7 @@ fn print_json(summary: &Summary, output: &Path, written: &Written) -> io::Result
         "matched": summary.matched,
         "unmatched": summary.unmatched,
     });
-    writeln!(io::stdout().lock(), "{json:#}")
+    write_json(io::stdout().lock(), json)
 }
 
 fn print_summary(source: &Path, output: &Path, summary: &Summary, written: &Written, took: Duration) -> io::Result<()> {

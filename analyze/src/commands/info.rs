@@ -4,12 +4,11 @@ use std::io::Write;
 use std::path::PathBuf;
 
 use anyhow::Result;
-use comfy_table::{CellAlignment, Table as TextTable, presets};
 use serde::Serialize;
 
-use super::human::{HumanBytes, HumanCount, duration, share};
-use super::load::{Loaded, load};
-use super::{Outcome, note_losses};
+use super::load::{Loaded, Losses, load};
+use super::{Outcome, note_losses, write_json};
+use crate::human::{HumanBytes, HumanCount, duration, share, text_table};
 use crate::timeline::Selection;
 use crate::timeline::summary::{KernelSummary, Summary};
 
@@ -35,8 +34,8 @@ struct Info<'a> {
     path: String,
     file_bytes: u64,
     bytes_per_event: f64,
-    lost: u64,
-    damage: Vec<String>,
+    #[serde(flatten)]
+    losses: Losses,
     closed: bool,
     staged_rows: u64,
     #[serde(flatten)]
@@ -54,8 +53,7 @@ pub fn run(args: &Args) -> Result<Outcome> {
         path: loaded.path.display().to_string(),
         file_bytes: loaded.file_bytes,
         bytes_per_event: if events == 0 { 0.0 } else { loaded.file_bytes as f64 / events as f64 },
-        lost: loaded.lost,
-        damage: loaded.damage.iter().map(ToString::to_string).collect(),
+        losses: loaded.losses(),
         closed: loaded.closed,
         staged_rows: loaded.staged_rows,
         summary: &summary,
@@ -63,8 +61,7 @@ pub fn run(args: &Args) -> Result<Outcome> {
     };
     let mut out = std::io::stdout().lock();
     if args.json {
-        serde_json::to_writer_pretty(&mut out, &info)?;
-        writeln!(out)?;
+        write_json(&mut out, &info)?;
     } else {
         print(&mut out, &loaded, &info)?;
     }
@@ -80,7 +77,7 @@ fn print(out: &mut impl Write, loaded: &Loaded, info: &Info<'_>) -> Result<()> {
         info.path,
         HumanBytes(info.file_bytes),
         info.bytes_per_event,
-        duration(summary.duration_ns),
+        duration(summary.duration_ns as f64),
         if info.closed { "" } else { " (not closed: still being written, or its writer was killed)" },
     )?;
     for process in &summary.processes {
@@ -102,36 +99,39 @@ fn print(out: &mut impl Write, loaded: &Loaded, info: &Info<'_>) -> Result<()> {
             "device {} {}: busy {} of {} ({}), {} kernels, {} copies and memsets",
             device.index,
             device.name,
-            duration(device.busy_ns),
-            duration(device.span_ns),
+            duration(device.busy_ns as f64),
+            duration(device.span_ns as f64),
             share(device.busy_ns, device.span_ns),
             HumanCount(device.kernels as u64),
             HumanCount(device.copies as u64),
         )?;
     }
-    let mut table = text_table(&["events", "count"]);
+    let mut table = text_table(["events", "count"], &[0]);
     for (kind, count) in loaded.timeline.events.counts().into_iter().filter(|(_, count)| *count > 0) {
         table.add_row([kind.to_owned(), HumanCount(count as u64).to_string()]);
     }
     writeln!(out, "{table}")?;
     if let [_, _, ..] = summary.streams[..] {
-        let mut table = text_table(&["device", "context", "stream", "operations", "busy"]);
+        let mut table = text_table(["device", "context", "stream", "operations", "busy"], &[]);
         for stream in &summary.streams {
             table.add_row([
                 stream.device.to_string(),
                 stream.context.to_string(),
                 stream.stream.to_string(),
                 HumanCount(stream.operations as u64).to_string(),
-                duration(stream.busy_ns),
+                duration(stream.busy_ns as f64),
             ]);
         }
         writeln!(out, "{table}")?;
     }
     if let Some(kernels) = &info.kernels {
-        let mut table = text_table(&["calls", "total", "kernel"]);
-        table.column_mut(2).expect("three columns").set_cell_alignment(CellAlignment::Left);
+        let mut table = text_table(["calls", "total", "kernel"], &[2]);
         for kernel in kernels {
-            table.add_row([HumanCount(kernel.calls).to_string(), duration(kernel.total_ns), kernel.name.clone()]);
+            table.add_row([
+                HumanCount(kernel.calls).to_string(),
+                duration(kernel.total_ns as f64),
+                kernel.name.clone(),
+            ]);
         }
         writeln!(out, "{table}")?;
     }
@@ -141,14 +141,4 @@ fn print(out: &mut impl Write, loaded: &Loaded, info: &Info<'_>) -> Result<()> {
         writeln!(out, "not kept from the source: {}", parts.join(", "))?;
     }
     Ok(())
-}
-
-/// A plain table: the first column to the left, figures to the right.
-pub(super) fn text_table(head: &[&str]) -> TextTable {
-    let mut table = TextTable::new();
-    table.load_style(presets::NOTHING).set_header(head);
-    for column in table.column_iter_mut().skip(1) {
-        column.set_cell_alignment(CellAlignment::Right);
-    }
-    table
 }

@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context as _, Result};
 use ktape_format::event::{Api, GraphLaunch, Launch};
 use ktape_format::{Damage, Events, Memory, Row as _, Tape, Wanted, header};
+use serde::Serialize;
 
 use super::Outcome;
 use crate::import::kineto;
@@ -19,6 +20,8 @@ pub struct Loaded {
     pub path: PathBuf,
     /// How long the file is.
     pub file_bytes: u64,
+    /// When the first event of the whole trace began: from where times are counted for people.
+    pub first_ns: i64,
     /// What is in it, cut to the selection.
     pub timeline: Timeline,
     /// How many events were lost: before they reached the file, or in damaged parts of it. Every report says so first.
@@ -36,6 +39,20 @@ impl Loaded {
     pub fn outcome(&self) -> Outcome {
         if self.lost > 0 || !self.damage.is_empty() { Outcome::Losses } else { Outcome::Done }
     }
+
+    /// What answers in JSON say of losses.
+    pub fn losses(&self) -> Losses {
+        Losses { lost: self.lost, damage: self.damage.iter().map(ToString::to_string).collect() }
+    }
+}
+
+/// The losses of a trace, as every answer in JSON has them.
+#[derive(Debug, Serialize)]
+pub struct Losses {
+    /// See [`Loaded::lost`].
+    pub lost: u64,
+    /// See [`Loaded::damage`].
+    pub damage: Vec<String>,
 }
 
 /// Opens `path` and keeps what `selection` asks for.
@@ -70,6 +87,7 @@ fn load_foreign(path: &Path, selection: &Selection) -> Result<Loaded> {
     Ok(Loaded {
         path: path.to_owned(),
         file_bytes,
+        first_ns,
         timeline,
         lost: 0,
         damage: Vec::new(),
@@ -98,6 +116,7 @@ fn load_tape(path: &Path, selection: &Selection) -> Result<Loaded> {
     Ok(Loaded {
         path: path.to_owned(),
         file_bytes: tape.file_bytes(),
+        first_ns,
         timeline,
         lost: lost.saturating_add(damaged),
         damage: contents.damage,

@@ -1,9 +1,8 @@
-//! One subcommand, one file. This one holds what they share: the list, loading, output and the exit code.
+//! One subcommand, one file. This one holds what they share: the list, how losses and JSON are written, the exit code.
 
 pub mod compare;
 pub mod dump;
 pub mod flamegraph;
-pub mod human;
 pub mod import;
 pub mod info;
 pub mod load;
@@ -17,6 +16,7 @@ use std::process::ExitCode;
 use anyhow::Result;
 use clap::{Parser, Subcommand};
 use ktape_format::Table as _;
+use serde::Serialize;
 
 /// Reads GPU traces: what ran when, who launched it, and what a sampling profiler would have told you instead.
 #[derive(Parser)]
@@ -68,16 +68,21 @@ pub fn note_losses(out: &mut impl Write, loaded: &load::Loaded) -> io::Result<()
     if loaded.lost > 0 {
         writeln!(out, "{}: {} events were lost", loaded.path.display(), loaded.lost)?;
     }
-    let first_ns = loaded.timeline.span_ns().map_or(0, |(first, _)| first);
     for row in loaded.timeline.events.loss.rows() {
         let cause = loaded.timeline.definitions.string(row.cause);
-        let after_s = (row.start_ns.saturating_sub(first_ns)) as f64 / 1e9;
+        let after_s = (row.start_ns.saturating_sub(loaded.first_ns)) as f64 / 1e9;
         writeln!(out, "  {} at {after_s:.6} s: {cause}", row.count)?;
     }
     for damage in &loaded.damage {
         writeln!(out, "{}: {damage}", loaded.path.display())?;
     }
     Ok(())
+}
+
+/// Writes an answer for a program. The error is of I/O, so that a reader that went away is known for what it is.
+pub fn write_json(mut out: impl Write, answer: &impl Serialize) -> io::Result<()> {
+    serde_json::to_writer_pretty(&mut out, answer)?;
+    writeln!(out)
 }
 
 /// Parses the command line, runs the command, prints its error if it fails, and decides the exit code: the only

@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use anyhow::{Context as _, Result, anyhow};
+use anyhow::{Context as _, Result, anyhow, bail};
 use tiny_http::{Header, Method, Request, Response, Server};
 
 use super::load::load;
@@ -38,6 +38,9 @@ pub struct Args {
 
 /// Runs `analyze open`.
 pub fn run(args: &Args) -> Result<Outcome> {
+    if is_perfetto_trace(&args.input) && args.selection != Selection::default() {
+        bail!("{}: is a Perfetto trace already, of which no part can be selected; name the tape", args.input.display());
+    }
     // Before a long conversion, not after it.
     let server = listen()?;
     let (trace, outcome) = prepare(args)?;
@@ -77,15 +80,20 @@ impl Trace {
     }
 }
 
+fn is_perfetto_trace(path: &Path) -> bool {
+    let name = path.file_name().unwrap_or_default().to_string_lossy();
+    name.ends_with(".pftrace") || name.ends_with(".pftrace.gz")
+}
+
 fn prepare(args: &Args) -> Result<(Trace, Outcome)> {
-    let name = args.input.file_name().unwrap_or_default().to_string_lossy();
-    if name.ends_with(".pftrace") || name.ends_with(".pftrace.gz") {
+    if is_perfetto_trace(&args.input) {
         File::open(&args.input).with_context(|| args.input.display().to_string())?;
         return Ok((Trace { path: args.input.clone(), _made: None }, Outcome::Done));
     }
     let loaded = load(&args.input, &args.selection)?;
     note_losses(&mut io::stdout(), &loaded)?;
     let folder = tempfile::tempdir().context("a folder for the trace")?;
+    let name = args.input.file_name().unwrap_or_default().to_string_lossy();
     let path = folder.path().join(format!("{name}.pftrace"));
     let written = File::create(&path).and_then(|file| perfetto::write(&loaded.timeline, BufWriter::new(file), false));
     written.with_context(|| format!("cannot write {}", path.display()))?;

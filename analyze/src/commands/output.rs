@@ -53,6 +53,10 @@ pub fn ensure_free(target: &Path, force: bool) -> Result<()> {
     if target.is_dir() {
         bail!("{}: is a directory; name a file in it", target.display());
     }
+    // A rename would put a file into the place of a device or pipe (`-o /dev/null`, as root).
+    if target.exists() && !target.is_file() {
+        bail!("{}: is no ordinary file; name one that is, or a new one", target.display());
+    }
     if target.exists() && !force { Err(exists(target)) } else { Ok(()) }
 }
 

@@ -5,11 +5,12 @@ use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use anyhow::{Context as _, Result, bail};
+use serde::Serialize;
 
-use super::human::{HumanBytes, HumanCount};
-use super::load::{Loaded, load};
-use super::{Outcome, note_losses, output};
+use super::load::{Loaded, Losses, load};
+use super::{Outcome, note_losses, output, write_json};
 use crate::export::perfetto::{self, Summary};
+use crate::human::{HumanBytes, HumanCount};
 use crate::timeline::Selection;
 
 /// The options of `analyze perfetto`.
@@ -34,6 +35,17 @@ pub struct Args {
     json: bool,
     #[command(flatten)]
     selection: Selection,
+}
+
+/// What `--json` prints.
+#[derive(Serialize)]
+struct Report<'a> {
+    #[serde(flatten)]
+    losses: Losses,
+    output: String,
+    seconds: f64,
+    #[serde(flatten)]
+    summary: &'a Summary,
 }
 
 /// Runs `analyze perfetto`.
@@ -61,18 +73,7 @@ pub fn run(args: &Args) -> Result<Outcome> {
 fn report(mut out: &mut dyn Write, args: &Args, summary: &Summary, loaded: &Loaded, seconds: f64) -> io::Result<()> {
     let output = args.output.display();
     if args.json {
-        let Summary { events, packets, bytes, crossing_slices, open_ranges } = summary;
-        let summary = serde_json::json!({
-            "lost": loaded.lost,
-            "events": events,
-            "packets": packets,
-            "bytes": bytes,
-            "seconds": seconds,
-            "crossing_slices": crossing_slices,
-            "open_ranges": open_ranges,
-            "output": output.to_string(),
-        });
-        return writeln!(out, "{summary:#}");
+        return write_json(out, &Report { losses: loaded.losses(), output: output.to_string(), seconds, summary });
     }
     note_losses(&mut out, loaded)?;
     let (events, bytes) = (HumanCount(summary.events), HumanBytes(summary.bytes));

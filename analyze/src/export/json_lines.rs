@@ -5,7 +5,7 @@
 //! - Quantities are integers, never rounded. A counter's value is the shortest decimal that reads back as the same
 //!   double, or one of the strings "NaN", "Infinity" and "-Infinity", for which JSON has no number.
 //! - Codes are their names, or their number where this version has no name for it.
-//! - Ids become what they stand for (see [`Names`]); 0 becomes `null`, an id whose definition is lost
+//! - Ids become what they stand for (see `json_names`); 0 becomes `null`, an id whose definition is lost
 //!   `{"undefined":7}`.
 //! - `args`, which sources record as a JSON object, stands as that object; as a string where it is none.
 

@@ -15,13 +15,10 @@ use rustc_hash::FxHashMap;
 use serde::Serialize;
 use serde_json::json;
 
-use crate::timeline::names::{FrameName, demangled};
+use crate::timeline::names::{FrameName, MOST_FRAMES, demangled, frames_cut};
 
 /// How much text is kept.
 const KEPT_BYTES: usize = 64 << 20;
-
-/// Deeper stacks are cut at the root end, under a frame that says so; only a damaged tape has them.
-const MAX_FRAMES: usize = 2048;
 
 /// Writes what ids stand for:
 /// - a string as it is, a frame as its label, a stack as an array of labels, the root first, a function as its name;
@@ -135,9 +132,9 @@ impl<'a> Names<'a> {
     fn stack(&self, id: u32) -> Vec<String> {
         let nodes = self.definitions.stack_nodes(id);
         let mut labels: Vec<String> =
-            nodes.take(MAX_FRAMES + 1).map(|(_, node)| FrameName::of_stack(self.definitions, &node).full()).collect();
-        if labels.len() > MAX_FRAMES {
-            labels[MAX_FRAMES] = format!("[callers beyond {MAX_FRAMES} frames]");
+            nodes.take(MOST_FRAMES + 1).map(|(_, node)| FrameName::of_stack(self.definitions, &node).full()).collect();
+        if labels.len() > MOST_FRAMES {
+            labels[MOST_FRAMES] = frames_cut();
         }
         labels.reverse();
         labels

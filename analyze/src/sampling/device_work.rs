@@ -1,21 +1,19 @@
 //! What a sampler of the GPU can find: each operation, on its stream, from its start to its end.
 
-use std::borrow::Cow;
-
 use ktape_format::Definitions;
 use ktape_format::definition::{Frame, frame_kind};
 use ktape_format::event::timing;
 use rustc_hash::FxHashMap;
 
 use super::work::{By, Collector, Interval};
-use crate::timeline::names::{frame_label, short_kernel_name};
-use crate::timeline::{DeviceOp, DeviceOpKind, Timeline};
+use crate::timeline::names::{FrameName, MOST_FRAMES, frames_cut, short_kernel_name, without_addresses};
+use crate::timeline::{DeviceOp, DeviceOpKind, OpClass, Timeline};
 
 /// Adds all device operations that have a time.
 pub(super) fn collect(collector: &mut Collector, timeline: &Timeline, ops: &[DeviceOp], by: By) {
-    let mut keys = Keys { timeline, by, of_shape: FxHashMap::default(), of_stack: FxHashMap::default() };
+    let mut keys = Keys { timeline, by, of_class: FxHashMap::default(), of_stack: FxHashMap::default() };
     for op in ops {
-        match timing_of(timeline, op) {
+        match op.timing {
             timing::ABSENT => {
                 collector.times.absent += 1;
                 continue;
@@ -30,39 +28,24 @@ pub(super) fn collect(collector: &mut Collector, timeline: &Timeline, ops: &[Dev
     }
 }
 
-fn timing_of(timeline: &Timeline, op: &DeviceOp) -> u8 {
-    let row = op.row as usize;
-    match op.kind {
-        DeviceOpKind::Kernel => timeline.events.kernel.timing[row],
-        DeviceOpKind::Memcpy => timeline.events.memcpy.timing[row],
-        DeviceOpKind::Memset => timeline.events.memset.timing[row],
-    }
-}
-
-/// Keys of operations; names are made once a shape or stack, as there are millions of operations.
+/// Keys of operations; names are made once a class or stack, as there are millions of operations.
 struct Keys<'a> {
     timeline: &'a Timeline,
     by: By,
-    of_shape: FxHashMap<u32, u32>,
+    of_class: FxHashMap<OpClass, u32>,
     of_stack: FxHashMap<u32, u32>,
 }
 
 impl Keys<'_> {
     fn key(&mut self, collector: &mut Collector, op: &DeviceOp) -> u32 {
         let timeline = self.timeline;
-        match (self.by, op.kind) {
-            (By::Kernel, DeviceOpKind::Kernel) => {
-                let shape = timeline.events.kernel.shape[op.row as usize];
-                *self.of_shape.entry(shape).or_insert_with(|| {
-                    let name = timeline.op_name(op);
-                    collector.key(&name, || short_kernel_name(&name))
-                })
-            }
-            (By::Kernel, _) => {
+        match self.by {
+            By::Kernel => *self.of_class.entry(timeline.op_class(op)).or_insert_with(|| {
                 let name = timeline.op_name(op);
-                collector.key(&name, || name.clone())
-            }
-            (By::Function | By::Stack, _) => {
+                let is_kernel = op.kind == DeviceOpKind::Kernel;
+                collector.key(&name, || if is_kernel { short_kernel_name(&name) } else { name.clone() })
+            }),
+            By::Function | By::Stack => {
                 let stack = timeline.stack_of(op).unwrap_or(0);
                 *self.of_stack.entry(stack).or_insert_with(|| {
                     if self.by == By::Stack {
@@ -78,16 +61,15 @@ impl Keys<'_> {
     }
 }
 
-/// Frames of a stack that are told apart, which is more than Python's own limit of recursion. A damaged trace may
-/// claim any depth.
-pub(super) const MOST_FRAMES: usize = 1024;
-
 const NO_STACK: &str = "[no stack recorded]";
 
 /// A stack's frames from the root on.
 fn path(definitions: &Definitions, stack: u32) -> Vec<String> {
-    let nodes = definitions.stack_nodes(stack).take(MOST_FRAMES);
+    let nodes = definitions.stack_nodes(stack).take(MOST_FRAMES + 1);
     let mut path: Vec<String> = nodes.map(|(_, node)| function_label(definitions, node.frame)).collect();
+    if path.len() > MOST_FRAMES {
+        path[MOST_FRAMES] = frames_cut();
+    }
     path.reverse();
     if path.is_empty() {
         path.push(NO_STACK.to_owned());
@@ -105,7 +87,7 @@ fn innermost(definitions: &Definitions, stack: u32) -> String {
 
 /// A frame's label without the addresses that make one function look like many (`… object at 0x7f3a…`).
 pub(super) fn function_label(definitions: &Definitions, frame: u32) -> String {
-    without_addresses(&frame_label(definitions, frame)).into_owned()
+    without_addresses(&FrameName::of_frame(definitions, frame).full()).0.into_owned()
 }
 
 /// How a stack is shown in a table: the last of it, callers without their files.
@@ -120,31 +102,4 @@ pub(super) fn stack_label<T: AsRef<str>>(path: &[T]) -> String {
         label.push_str(" > ");
     }
     label + innermost.as_ref()
-}
-
-fn without_addresses(label: &str) -> Cow<'_, str> {
-    const AT: &str = " at 0x";
-    if !label.contains(AT) {
-        return Cow::Borrowed(label);
-    }
-    let mut parts = label.split(AT);
-    let mut kept = parts.next().unwrap_or_default().to_owned();
-    for part in parts {
-        kept.push_str(part.trim_start_matches(|c: char| c.is_ascii_hexdigit()));
-    }
-    Cow::Owned(kept)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn one_method_of_many_objects_is_one_function() {
-        assert_eq!(
-            without_addresses("<built-in method to of Tensor object at 0x7ce279c59e00>"),
-            "<built-in method to of Tensor object>"
-        );
-        assert_eq!(without_addresses("forward (model.py:3)"), "forward (model.py:3)");
-    }
 }

@@ -30,6 +30,7 @@ pub mod work;
 use rayon::prelude::*;
 
 use crate::timeline::Timeline;
+use crate::timeline::weights::Overflow;
 
 pub use comparison::{Comparison, Row};
 pub use work::{By, Sampler, Work};
@@ -37,7 +38,7 @@ pub use work::{By, Sampler, Work};
 /// What to simulate.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// What is looked at; the GPU where there is device work, else the CPU.
+    /// What is looked at; the GPU where there is device work with times, else the CPU.
     pub sampler: Option<Sampler>,
     /// What a row is; kernels for the GPU, functions for the CPU.
     pub by: Option<By>,
@@ -85,12 +86,15 @@ pub enum Error {
     /// The CPU sampler finds no slices.
     #[error(
         "no Python functions or operators on any thread: the cpu sampler has nothing to look at; record with Python \
-         stacks (PyTorch: with_stack=True)"
+         stacks (PyTorch: with_stack=True), or select more of the trace"
     )]
     NoHostSlices,
     /// Threads run functions, not kernels.
     #[error("--by kernel needs --sampler gpu: a thread runs functions; use --by function or --by stack")]
     KernelsOnCpu,
+    /// Durations of a damaged tape.
+    #[error(transparent)]
+    Overflow(#[from] Overflow),
     /// A frequency that has no whole period.
     #[error("--hz {0} is outside of 1 to 100000000")]
     Hz(u32),

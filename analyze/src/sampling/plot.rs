@@ -6,8 +6,9 @@
 use std::fmt::Write as _;
 
 use super::report::shown;
-use super::words::{clipped, duration, labels, noun, percent};
+use super::words::{clipped, labels, noun};
 use super::{Comparison, Row};
+use crate::human::{duration, percent};
 
 const WIDTH: f64 = 1140.0;
 const NAMES: f64 = 410.0;

@@ -2,12 +2,13 @@
 
 use std::io::{self, Write};
 
-use comfy_table::{Cell, CellAlignment, Color, Table, presets};
+use comfy_table::{Cell, Color, Table};
 
 use super::verdict::verdict;
-use super::words::{NAME_COLUMNS, counted, duration, grouped, labels, noun, percent};
+use super::words::{NAME_COLUMNS, counted, labels, noun};
 use super::work::Sampler;
 use super::{Comparison, Row};
+use crate::human::{self, HumanCount, duration, percent};
 
 /// Writes comparisons of one trace: a summary if there are several, then each.
 pub fn write(out: &mut impl Write, comparisons: &[Comparison]) -> io::Result<()> {
@@ -55,13 +56,13 @@ fn what_was_sampled(comparison: &Comparison) -> String {
             let mut text = format!(
                 "Exact: {exact} of device work on {}, {} operations timed on the device",
                 counted(u64::from(tracks), "stream"),
-                grouped(times.measured)
+                HumanCount(times.measured)
             );
             if times.bounded > 0 {
-                text += &format!("; {} known only by bounds and taken at their widest", grouped(times.bounded));
+                text += &format!("; {} known only by bounds and taken at their widest", HumanCount(times.bounded));
             }
             if times.absent > 0 {
-                text += &format!("; {} without device times, which are left out", grouped(times.absent));
+                text += &format!("; {} without device times, which are left out", HumanCount(times.absent));
             }
             text + "."
         }
@@ -75,7 +76,7 @@ fn what_was_sampled(comparison: &Comparison) -> String {
                 "Exact: {exact} of host time in {seen} on {}, {} calls. Times are the recording profiler's, whose own \
                  cost is in them.",
                 counted(u64::from(tracks), "thread"),
-                grouped(times.measured)
+                HumanCount(times.measured)
             )
         }
     }
@@ -102,7 +103,9 @@ fn heading(comparison: &Comparison) -> String {
     };
     let how = match comparison.runs {
         None => format!("all phases of the {} period, exactly", duration(comparison.period_ns as f64)),
-        Some(runs) => format!("{} random runs, seed {}", grouped(u64::from(runs)), comparison.seed.unwrap_or_default()),
+        Some(runs) => {
+            format!("{} random runs, seed {}", HumanCount(u64::from(runs)), comparison.seed.unwrap_or_default())
+        }
     };
     format!("{sampler} sampler at {} Hz over {window}; {how}", comparison.hz)
 }
@@ -110,7 +113,7 @@ fn heading(comparison: &Comparison) -> String {
 fn table(comparison: &Comparison) -> Table {
     let rows = shown(comparison);
     let labels = labels(comparison, &rows, NAME_COLUMNS);
-    let mut table = plain_table([
+    let head = [
         "#".to_owned(),
         noun(comparison.by, 1).to_owned(),
         "Calls".to_owned(),
@@ -122,7 +125,8 @@ fn table(comparison: &Comparison) -> Table {
         "Missed".to_owned(),
         format!("Top {}", comparison.top),
         "Rank".to_owned(),
-    ]);
+    ];
+    let mut table = human::text_table(head, &[1]);
     for (row, label) in rows.iter().zip(labels) {
         let colour = match row.p_missed {
             _ if row.is_blind_spot(comparison.top) => Color::Red,
@@ -132,7 +136,7 @@ fn table(comparison: &Comparison) -> Table {
         let mut cells = vec![
             Cell::new(row.exact_rank),
             Cell::new(label).fg(colour),
-            Cell::new(grouped(row.calls)),
+            Cell::new(HumanCount(row.calls)),
             Cell::new(duration(row.window_exact_ns_mean)),
             Cell::new(percent(row.exact_share)),
             Cell::new(duration(row.call_ns_mean)),
@@ -149,7 +153,6 @@ fn table(comparison: &Comparison) -> Table {
         }
         table.add_row(cells);
     }
-    align_numbers(&mut table, &[1]);
     table
 }
 
@@ -160,9 +163,9 @@ pub(super) fn shown(comparison: &Comparison) -> Vec<&Row> {
 }
 
 fn summary(comparisons: &[Comparison]) -> Table {
-    let mut table = plain_table(
-        ["Hz", "Profile", "Samples", "Shares wrong by", "Rows unseen", "Blind spots", "In lock-step"]
-            .map(str::to_owned),
+    let mut table = human::text_table(
+        ["Hz", "Profile", "Samples", "Shares wrong by", "Rows unseen", "Blind spots", "In lock-step"],
+        &[],
     );
     for comparison in comparisons {
         table.add_row([
@@ -175,23 +178,7 @@ fn summary(comparisons: &[Comparison]) -> Table {
             comparison.lock_steps.len().to_string(),
         ]);
     }
-    align_numbers(&mut table, &[]);
     table
-}
-
-fn plain_table<const N: usize>(header: [String; N]) -> Table {
-    let mut table = Table::new();
-    table.load_style(presets::NOTHING);
-    table.set_header(header);
-    table
-}
-
-fn align_numbers(table: &mut Table, text_columns: &[usize]) {
-    for (index, column) in table.column_iter_mut().enumerate() {
-        if !text_columns.contains(&index) {
-            column.set_cell_alignment(CellAlignment::Right);
-        }
-    }
 }
 
 fn range(row: &Row) -> String {

@@ -12,6 +12,7 @@ use super::windows::Windows;
 use super::work::{Interval, Key, Times};
 use super::{By, Comparison, Options, Sampler, Schedule, Work, compare, lock_step, phases};
 use crate::timeline::Timeline;
+use crate::timeline::names::MOST_FRAMES;
 
 const TOP: usize = 3;
 
@@ -299,11 +300,11 @@ fn random_starts_are_not_taken_for_lock_step() {
 #[test]
 fn damaged_times_and_depths_are_survived() {
     let mut memory = Memory::default();
-    for (start_ns, duration_ns) in [(i64::MIN, u64::MAX), (0, u64::MAX), (i64::MAX, 5), (7, 0)] {
+    for (start_ns, duration_ns) in [(i64::MIN, u64::MAX), (i64::MAX, 5), (7, 0)] {
         let Ok(()) = memory.event(Kernel { start_ns, duration_ns, timing: timing::MEASURED, ..Kernel::default() });
     }
     let timeline = Timeline::new(memory.definitions, memory.events);
-    assert_eq!(only(&timeline, &Options::default()).calls, 4);
+    assert_eq!(only(&timeline, &Options::default()).calls, 3);
     let schedule = Schedule::Random { jitter: Jitter::Uniform, seed: 1, runs: 1 };
     assert!(
         compare(&timeline, &Options { schedule, ..Options::default() }).unwrap_err().to_string().contains("--runs")
@@ -311,6 +312,28 @@ fn damaged_times_and_depths_are_survived() {
 
     let nested: Vec<_> = (0..20_000).map(|depth| (depth, 100_000, 0)).collect();
     let work = Work::collect(&threads(&nested), None, Some(By::Stack)).unwrap();
-    assert_eq!(work.keys.len(), 1024);
+    assert_eq!(work.keys.len(), MOST_FRAMES);
     assert_eq!(work.exact_ns(), 119_999);
+}
+
+#[test]
+fn times_that_together_cannot_be_true_are_refused() {
+    let mut memory = Memory::default();
+    for _ in 0..40 {
+        let row = Kernel { start_ns: i64::MIN, duration_ns: u64::MAX, timing: timing::MEASURED, ..Kernel::default() };
+        let Ok(()) = memory.event(row);
+    }
+    let timeline = Timeline::new(memory.definitions, memory.events);
+    let refused = compare(&timeline, &Options { hz: vec![100_000_000], ..Options::default() }).unwrap_err();
+    assert!(refused.to_string().contains("cannot be true"), "{refused}");
+}
+
+#[test]
+fn device_work_without_times_leaves_the_threads_to_be_sampled() {
+    let mut memory = Memory::default();
+    let Ok(()) = memory.event(Kernel { timing: timing::ABSENT, ..Kernel::default() });
+    let Ok(frame) = memory.define(Frame { kind: frame_kind::PYTHON, ..Frame::default() });
+    let Ok(()) = memory.event(Slice { duration_ns: 10, frame, ..Slice::default() });
+    let work = Work::collect(&Timeline::new(memory.definitions, memory.events), None, None).unwrap();
+    assert_eq!((work.sampler, work.exact_ns()), (Sampler::Cpu, 10));
 }

@@ -9,9 +9,10 @@ use ktape_format::definition::{Frame, frame_kind};
 use ktape_format::event::Event as _;
 use rustc_hash::FxHashMap;
 
-use super::device_work::{MOST_FRAMES, function_label, stack_label};
+use super::device_work::{function_label, stack_label};
 use super::work::{By, Collector, Interval};
 use crate::timeline::Timeline;
+use crate::timeline::names::MOST_FRAMES;
 
 /// Adds the self time of all threads: of Python functions or, where the trace has none, of all but a profiler's own
 /// slices. Returns whether it is the latter.

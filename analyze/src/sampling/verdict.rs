@@ -1,8 +1,9 @@
 //! A comparison in sentences: what a profile tells, what it does not see, and where it misleads.
 
 use super::report::shown;
-use super::words::{duration_exact, grouped, noun, percent, short, sparkline};
+use super::words::{duration_exact, noun, short, sparkline};
 use super::{Comparison, Row};
+use crate::human::{HumanCount, percent};
 
 /// What a person should take from it, a sentence or two a line.
 pub(super) fn verdict(comparison: &Comparison) -> Vec<String> {
@@ -10,7 +11,7 @@ pub(super) fn verdict(comparison: &Comparison) -> Vec<String> {
     lines.extend(comparison.lock_steps.iter().take(3).map(|lock_step| {
         let of_exact = |ns: u64| percent(ns as f64 / lock_step.exact_ns as f64);
         let repeats = lock_step.loop_period_ns.map_or_else(
-            || format!("comes at the same phase in {} periods", grouped(lock_step.periods as u64)),
+            || format!("comes at the same phase in {} periods", HumanCount(lock_step.periods as u64)),
             |period| format!("repeats every {}", duration_exact(period)),
         );
         format!(
@@ -44,7 +45,7 @@ fn told(comparison: &Comparison) -> String {
         "Told: such a profile has {:.1} samples that find work and names {named:.1} of {} {}. {trust}: {} of the time is \
          credited to the wrong ones, in 19 of 20 profiles at most {}. Averaged over all {} each time is right.",
         comparison.samples_mean,
-        grouped(rows),
+        HumanCount(rows),
         noun(comparison.by, rows),
         percent(comparison.share_error_mean),
         percent(comparison.share_error_p95),
@@ -57,7 +58,7 @@ fn unseen(comparison: &Comparison) -> String {
     let mut text = format!(
         "Unseen: {} of the {} calls get no sample",
         percent(1.0 - comparison.p_call_seen_mean),
-        grouped(comparison.calls)
+        HumanCount(comparison.calls)
     );
     let rows: Vec<String> = shown(comparison)
         .iter()

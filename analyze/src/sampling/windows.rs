@@ -2,6 +2,7 @@
 
 use super::Error;
 use super::work::{Interval, Work};
+use crate::human::duration;
 
 /// Consecutive windows of one length from the trace's start on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -44,7 +45,7 @@ pub fn choose(work: &Work, lengths_ns: &[u64]) -> Result<(Vec<Windows>, Vec<Stri
             return Err(Error::TooManyWindows { window_ns: length_ns, windows: count, span_ns });
         }
         if count == 0 {
-            let (window, span) = (super::words::duration(length_ns as f64), super::words::duration(span_ns as f64));
+            let (window, span) = (duration(length_ns as f64), duration(span_ns as f64));
             notes.push(format!("a window of {window} is longer than this trace ({span}) and is left out"));
         } else {
             windows.push(Windows { origin_ns, length_ns, count });

@@ -2,10 +2,9 @@
 
 use std::borrow::Cow;
 
-use indicatif::HumanCount;
-
 use super::work::By;
 use super::{Comparison, Row};
+use crate::human::HumanCount;
 use crate::timeline::names::demangled;
 
 /// A name gets as much room as makes the table 120 columns wide.
@@ -95,48 +94,14 @@ fn clipped_end(text: &str, columns: usize) -> String {
     text.chars().take(columns - 1).chain(['…']).collect()
 }
 
-/// A duration in three digits.
-pub(super) fn duration(ns: f64) -> String {
-    let (value, unit) = match ns {
-        ..999.5 => (ns, "ns"),
-        ..999.5e3 => (ns / 1e3, "µs"),
-        ..999.5e6 => (ns / 1e6, "ms"),
-        _ => (ns / 1e9, "s"),
-    };
-    let decimals = match value {
-        ..9.995 => 2,
-        ..99.95 => 1,
-        _ => 0,
-    };
-    let number = format!("{value:.decimals$}");
-    let number = if number.contains('.') { number.trim_end_matches('0').trim_end_matches('.') } else { &number };
-    if number == "0" { "0".to_owned() } else { format!("{number} {unit}") }
-}
-
 /// A period in milliseconds with all that matters of it.
 pub(super) fn duration_exact(ns: u64) -> String {
     format!("{:.3} ms", ns as f64 / 1e6)
 }
 
-/// A part of 1 in two digits.
-pub(super) fn percent(part: f64) -> String {
-    let value = part * 100.0;
-    match value {
-        0.0 => "0 %".to_owned(),
-        ..0.095 => "<0.1 %".to_owned(),
-        ..9.95 => format!("{value:.1} %"),
-        99.5..100.0 if part < 1.0 => format!("{:.1} %", value.min(99.9)),
-        _ => format!("{value:.0} %"),
-    }
-}
-
-/// A number with its thousands apart.
-pub(super) fn grouped(number: u64) -> String {
-    HumanCount(number).to_string()
-}
-
+/// `1,234 streams`; `1 stream`.
 pub(super) fn counted(number: u64, noun: &str) -> String {
-    format!("{} {noun}{}", grouped(number), if number == 1 { "" } else { "s" })
+    format!("{} {noun}{}", HumanCount(number), if number == 1 { "" } else { "s" })
 }
 
 pub(super) fn sparkline(values: &[u64]) -> String {
@@ -150,15 +115,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn figures_as_a_person_reads_them() {
-        assert_eq!(
-            [0.0, 999.0, 1_200_000.0, 10_101_010.0, 1.2116e9].map(duration),
-            ["0", "999 ns", "1.2 ms", "10.1 ms", "1.21 s"]
-        );
-        assert_eq!(
-            [0.0, 0.0001, 0.03, 0.123, 0.9999, 1.0].map(percent),
-            ["0 %", "<0.1 %", "3.0 %", "12 %", "99.9 %", "100 %"]
-        );
+    fn names_that_are_clipped_and_bars() {
         assert_eq!(clipped("abcdefghij", 5), "ab…ij");
         assert_eq!(sparkline(&[0, 5, 10]), "▁▅█");
     }

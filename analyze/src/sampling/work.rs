@@ -4,11 +4,13 @@
 //! of its own, and a sample finds all that run. On a thread, a sample finds one stack, so slices are cut into pieces
 //! of *self* time: at each instant the thread is in the slice that, of those running, began last.
 
+use ktape_format::event::timing;
 use rustc_hash::FxHashMap;
 use serde::Serialize;
 
 use super::{Error, device_work, thread_work};
 use crate::timeline::Timeline;
+use crate::timeline::weights::Overflow;
 
 /// What a simulated sampler looks at.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, clap::ValueEnum)]
@@ -93,10 +95,11 @@ pub struct Work {
 }
 
 impl Work {
-    /// Collects what `sampler` can find, by default whatever the trace has.
+    /// Collects what `sampler` can find, by default whatever the trace has. All its times together fit 64 bits.
     pub fn collect(timeline: &Timeline, sampler: Option<Sampler>, by: Option<By>) -> Result<Work, Error> {
         let ops = timeline.device_ops();
-        let sampler = sampler.unwrap_or(if ops.is_empty() { Sampler::Cpu } else { Sampler::Gpu });
+        let has_times = ops.iter().any(|op| op.timing != timing::ABSENT);
+        let sampler = sampler.unwrap_or(if has_times { Sampler::Gpu } else { Sampler::Cpu });
         let by = by.unwrap_or(if sampler == Sampler::Gpu { By::Kernel } else { By::Function });
         let mut collector = Collector::default();
         let operators_only = match (sampler, by) {
@@ -116,13 +119,16 @@ impl Work {
                 operators_only
             }
         };
+        if collector.exact_ns > u128::from(u64::MAX) {
+            return Err(Overflow.into());
+        }
         let span_ns = timeline.span_ns().unwrap_or_default();
         Ok(collector.finish(sampler, by, span_ns, operators_only))
     }
 
     /// The time of all keys together.
     pub fn exact_ns(&self) -> u64 {
-        self.keys.iter().fold(0, |sum, key| sum.saturating_add(key.exact_ns))
+        self.keys.iter().map(|key| key.exact_ns).sum()
     }
 }
 
@@ -134,6 +140,8 @@ pub(super) struct Collector {
     intervals: Vec<Interval>,
     calls: Vec<(u32, u64)>,
     tracks: FxHashMap<u32, u32>,
+    /// The time of all calls.
+    exact_ns: u128,
     pub(super) times: Times,
 }
 
@@ -160,6 +168,7 @@ impl Collector {
         let entry = &mut self.keys[key as usize];
         entry.calls += 1;
         entry.exact_ns = entry.exact_ns.saturating_add(found_ns);
+        self.exact_ns += u128::from(found_ns);
         self.calls.push((key, found_ns));
     }
 

@@ -12,6 +12,7 @@ pub mod selection;
 pub mod summary;
 pub mod weights;
 
+use ktape_format::definition::Shape;
 use ktape_format::event::{Event, Kernel, Memcpy, Memset};
 use ktape_format::{Definitions, Events, Table};
 use rustc_hash::FxHashMap;
@@ -69,6 +70,19 @@ pub struct DeviceOp {
     pub device: u32,
     /// Joins it with its submitter within a process.
     pub correlation: u64,
+    /// How good its times are ([`ktape_format::event::timing`]).
+    pub timing: u8,
+}
+
+/// What the name of a device operation depends on ([`Timeline::op_name`]), found without making it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct OpClass {
+    /// Which table.
+    pub kind: DeviceOpKind,
+    /// The kernel's id, or that of the text which a copy or memset brings as its name.
+    pub id: u32,
+    /// The codes of a copy's or memset's direction and memories.
+    pub codes: [u8; 3],
 }
 
 impl DeviceOp {
@@ -135,16 +149,16 @@ impl Timeline {
     /// All device operations, by start; those that start together in the order kernel, memcpy, memset, row.
     pub fn device_ops(&self) -> Vec<DeviceOp> {
         let mut ops = Vec::new();
-        self.collect_ops::<Kernel>(DeviceOpKind::Kernel, |row| (row.stream, row.correlation), &mut ops);
-        self.collect_ops::<Memcpy>(DeviceOpKind::Memcpy, |row| (row.stream, row.correlation), &mut ops);
-        self.collect_ops::<Memset>(DeviceOpKind::Memset, |row| (row.stream, row.correlation), &mut ops);
+        self.collect_ops::<Kernel>(DeviceOpKind::Kernel, |row| (row.stream, row.correlation, row.timing), &mut ops);
+        self.collect_ops::<Memcpy>(DeviceOpKind::Memcpy, |row| (row.stream, row.correlation, row.timing), &mut ops);
+        self.collect_ops::<Memset>(DeviceOpKind::Memset, |row| (row.stream, row.correlation, row.timing), &mut ops);
         ops.sort_by_key(|op| op.start_ns);
         ops
     }
 
-    fn collect_ops<E: Event>(&self, kind: DeviceOpKind, place: fn(&E) -> (u32, u64), ops: &mut Vec<DeviceOp>) {
+    fn collect_ops<E: Event>(&self, kind: DeviceOpKind, place: fn(&E) -> (u32, u64, u8), ops: &mut Vec<DeviceOp>) {
         ops.extend(E::table(&self.events).rows().enumerate().map(|(index, row)| {
-            let (stream, correlation) = place(&row);
+            let (stream, correlation, timing) = place(&row);
             let device = self.definitions.device_of_stream(stream);
             DeviceOp {
                 kind,
@@ -154,8 +168,29 @@ impl Timeline {
                 stream,
                 device,
                 correlation,
+                timing,
             }
         }));
+    }
+
+    /// What a device operation's name depends on: operations of one class are called the same.
+    pub fn op_class(&self, op: &DeviceOp) -> OpClass {
+        let row = op.row as usize;
+        let (id, codes) = match op.kind {
+            DeviceOpKind::Kernel => {
+                let shape = self.definitions.get::<Shape>(self.events.kernel.shape[row]);
+                (shape.map_or(0, |shape| shape.kernel), [0; 3])
+            }
+            DeviceOpKind::Memcpy => {
+                let copy = self.events.memcpy.row(row);
+                (copy.name, [copy.kind, copy.source_memory, copy.target_memory])
+            }
+            DeviceOpKind::Memset => {
+                let memset = self.events.memset.row(row);
+                (memset.name, [memset.target_memory, 0, 0])
+            }
+        };
+        OpClass { kind: op.kind, id, codes }
     }
 
     /// What a device operation is called: the kernel's name as the source has it, or a copy's kind.

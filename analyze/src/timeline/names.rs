@@ -20,28 +20,69 @@ pub fn demangled(name: &str) -> Cow<'_, str> {
         .map_or(Cow::Borrowed(name), Cow::Owned)
 }
 
+/// Stands for a namespace without a name, in the demangler's words.
+const ANONYMOUS: &str = "(anonymous namespace)";
+
+/// A type's or method's, which labels leave out.
+const CONST: &str = " const";
+
+/// The next token of a demangled name: a character, or what has a bracket or space in it that separates nothing.
+fn token(rest: &str) -> &str {
+    let is_word = |c: char| c.is_alphanumeric() || c == '_';
+    if rest.strip_prefix(CONST).is_some_and(|behind| !behind.starts_with(is_word)) {
+        return CONST;
+    }
+    let whole = [ANONYMOUS, "operator()", "->"].into_iter().find(|whole| rest.starts_with(whole));
+    whole.unwrap_or_else(|| &rest[..rest.chars().next().map_or(0, char::len_utf8)])
+}
+
+/// Takes a token into account in the brackets that are open. Within parentheses a `>` is a comparison:
+/// `enable_if<((8)>(0)), void>`.
+fn nest(open: &mut Vec<u8>, token: &str) {
+    match token {
+        "<" | "(" => open.extend(token.bytes()),
+        ">" => _ = open.pop_if(|bracket| *bracket == b'<'),
+        ")" => open.truncate(open.iter().rposition(|bracket| *bracket == b'(').unwrap_or(open.len())),
+        _ => {}
+    }
+}
+
+/// The function of a demangled name, with its namespaces and template arguments: what stands before the last parameter
+/// list, behind the return type, which only templates have in their name.
+fn function_part(name: &str) -> &str {
+    let is_template = name.contains('<');
+    let mut open = Vec::new();
+    let (mut at, mut begin, mut function) = (0, 0, None);
+    while at < name.len() {
+        let (token, rest) = (token(&name[at..]), &name[at..]);
+        match token {
+            _ if !open.is_empty() => {}
+            "(" => function = Some(begin..at),
+            " " if rest.starts_with(" [clone") => break,
+            " " if is_template || &name[begin..at] == "void" => begin = at + 1,
+            _ => {}
+        }
+        nest(&mut open, token);
+        at += token.len();
+    }
+    &name[function.unwrap_or(begin..at)]
+}
+
 /// A kernel's name without return type, template arguments and parameters, as Nsight's "short name":
 /// `void at::native::foo<4, bar>(int)` is `at::native::foo`.
 pub fn short_kernel_name(name: &str) -> String {
     let name = demangled(name);
     let mut short = String::with_capacity(name.len().min(64));
-    let mut depth = 0_usize;
-    let mut rest: &str = &name;
-    while let Some(c) = rest.chars().next() {
-        if depth == 0 && rest.starts_with("(anonymous namespace)") {
-            short.push_str("(anonymous namespace)");
-            rest = &rest["(anonymous namespace)".len()..];
-            continue;
+    let mut open = Vec::new();
+    let mut rest = function_part(&name);
+    while !rest.is_empty() {
+        let token = token(rest);
+        let is_outside = open.is_empty();
+        nest(&mut open, token);
+        if is_outside && open.is_empty() && token != CONST {
+            short.push_str(token);
         }
-        match c {
-            '<' => depth += 1,
-            '>' => depth = depth.saturating_sub(1),
-            '(' if depth == 0 => break,
-            ' ' if depth == 0 && short == "void" => short.clear(),
-            _ if depth == 0 => short.push(c),
-            _ => {}
-        }
-        rest = &rest[c.len_utf8()..];
+        rest = &rest[token.len()..];
     }
     let short = short.trim();
     if short.is_empty() { name.into_owned() } else { short.to_owned() }
@@ -52,41 +93,25 @@ pub fn short_kernel_name(name: &str) -> String {
 ///
 /// Unlike [`short_kernel_name`] it tells the instances of a template apart, and one CUTLASS kernel from another.
 pub fn kernel_label(name: &str) -> String {
-    const ANONYMOUS: &str = "(anonymous namespace)";
     let name = demangled(name);
     let mut label = String::with_capacity(name.len().min(128));
-    let (mut angles, mut parens) = (0_usize, 0_usize);
-    let mut rest: &str = &name;
-    while let Some(c) = rest.chars().next() {
-        let mut step = c.len_utf8();
-        match c {
-            _ if parens > 0 => match c {
-                '(' => parens += 1,
-                ')' => parens -= 1,
-                _ => {}
-            },
-            '(' if rest.starts_with(ANONYMOUS) => {
-                step = ANONYMOUS.len();
-                label.push_str(&rest[..step]);
-            }
-            '(' if angles == 0 => break,
-            '(' => parens = 1,
-            ' ' if rest.starts_with(" [clone") => break,
-            // What stands before is the return type, which only templates have in their name.
-            ' ' if angles == 0 && (label == "void" || name.contains('<')) => label.clear(),
-            ' ' if angles > 0 && rest.starts_with(" const") => step = " const".len(),
-            ' ' if rest.starts_with(" >") => {}
-            ':' if rest.starts_with("::") => {
-                step = 2;
+    let mut parens = 0_usize;
+    let mut rest = function_part(&name);
+    while !rest.is_empty() {
+        let mut step = token(rest);
+        match step {
+            "(" => parens += 1,
+            ")" => parens = parens.saturating_sub(1),
+            _ if parens > 0 => {}
+            CONST => {}
+            " " if rest.starts_with(" >") => {}
+            ":" if rest.starts_with("::") => {
+                step = "::";
                 drop_qualifier(&mut label, &rest[2..]);
             }
-            _ => {
-                angles += usize::from(c == '<');
-                angles = angles.saturating_sub(usize::from(c == '>'));
-                label.push(c);
-            }
+            _ => label.push_str(step),
         }
-        rest = &rest[step..];
+        rest = &rest[step.len()..];
     }
     let label = label.trim();
     if label.is_empty() { name.into_owned() } else { label.to_owned() }
@@ -95,14 +120,13 @@ pub fn kernel_label(name: &str) -> String {
 /// At a `::`: takes the namespace before it off `label`, and keeps what is needed to tell one lambda from another.
 fn drop_qualifier(label: &mut String, rest: &str) {
     let word = label.trim_end_matches(|c: char| c.is_alphanumeric() || c == '_').len();
-    if label[word..] == *"operator" {
-        label.truncate(word);
-        label.truncate(label.trim_end_matches(':').len());
+    if let Some(before) = label.strip_suffix("operator()") {
+        label.truncate(before.trim_end_matches(':').len());
         label.push_str("::");
     } else if rest.starts_with('{') || label.ends_with(['}', '>']) {
         label.push_str("::");
     } else if !rest.starts_with("operator") {
-        label.truncate(label.strip_suffix("(anonymous namespace)").map_or(word, str::len));
+        label.truncate(label.strip_suffix(ANONYMOUS).map_or(word, str::len));
     } else {
         label.push_str("::");
     }
@@ -156,6 +180,15 @@ pub fn kernel_labels(definitions: &Definitions, kernels: impl IntoIterator<Item 
     labels
 }
 
+/// Stacks with more frames are cut at the root end, and what is cut is said ([`frames_cut`]). Python stops at 1000;
+/// only a damaged or hostile tape goes on for long, and what is written of it would grow with the square of the depth.
+pub const MOST_FRAMES: usize = 2048;
+
+/// What stands at the root of a stack of more than [`MOST_FRAMES`].
+pub fn frames_cut() -> String {
+    format!("[callers beyond {MOST_FRAMES} frames]")
+}
+
 /// A frame in its parts.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FrameName<'a> {
@@ -203,7 +236,7 @@ impl<'a> FrameName<'a> {
     /// As [`FrameName::full`], without what differs between two runs, two machines or two turns of a loop: a package's
     /// place on the disk, an object's address, and which instance of a module or step of a profiler it is.
     pub fn short(&self) -> String {
-        self.print(&without_instance(&without_addresses(&self.name)), short_path(self.file))
+        self.print(&without_instance(&without_addresses(&self.name).0), short_path(self.file))
     }
 
     fn print(&self, name: &str, file: &str) -> String {
@@ -227,18 +260,21 @@ fn short_path(file: &str) -> &str {
     version.split_once('/').map_or(file, |(_, rest)| rest)
 }
 
-/// A name without the addresses that Python prints: `<method of type object at 0x7f3a>` is `<method of type object>`.
-fn without_addresses(name: &str) -> Cow<'_, str> {
+/// A name without the addresses of objects, and how many it had: `<method of type object at 0x7f3a>` is
+/// `<method of type object>`. They differ from call to call and would make one function thousands.
+pub fn without_addresses(name: &str) -> (Cow<'_, str>, u64) {
     const MARK: &str = " at 0x";
     if !name.contains(MARK) {
-        return Cow::Borrowed(name);
+        return (Cow::Borrowed(name), 0);
     }
     let mut parts = name.split(MARK);
     let mut kept = parts.next().unwrap_or_default().to_owned();
+    let mut addresses = 0;
     for part in parts {
         kept.push_str(part.trim_start_matches(|c: char| c.is_ascii_hexdigit()));
+        addresses += 1;
     }
-    Cow::Owned(kept)
+    (Cow::Owned(kept), addresses)
 }
 
 /// A name without the number that PyTorch's profiler gives the instances of modules and its steps: all layers of
@@ -251,11 +287,6 @@ fn without_instance(name: &str) -> Cow<'_, str> {
         }
         _ => Cow::Borrowed(name),
     }
-}
-
-/// A frame as py-spy and speedscope print it: see [`FrameName::full`].
-pub fn frame_label(definitions: &Definitions, frame: u32) -> String {
-    FrameName::of_frame(definitions, frame).full()
 }
 
 #[cfg(test)]
@@ -280,6 +311,34 @@ mod tests {
         assert_eq!(short_kernel_name("_Z9my_kernelPfi"), "my_kernel");
         assert_eq!(short_kernel_name("_Znonsense"), "_Znonsense");
         assert_eq!(short_kernel_name("(weird)"), "(weird)");
+    }
+
+    #[test]
+    fn a_return_type_is_not_the_functions_name() {
+        // The first two are cuBLAS's and vLLM's, from traces of an H100 and a B200.
+        for (name, short, label) in [
+            (
+                "std::enable_if<!(false), void>::type internal::gemvx::kernel<int, float, 7>(cublasGemvParams<int>)",
+                "internal::gemvx::kernel",
+                "kernel<int, float, 7>",
+            ),
+            (
+                "std::enable_if<(((8)>(0)))&&vllm::_typeConvert<c10::BFloat16>::exists, void>::type \
+                 vllm::fused_add_rms_norm_kernel<c10::BFloat16, 8>(c10::BFloat16*, long)",
+                "vllm::fused_add_rms_norm_kernel",
+                "fused_add_rms_norm_kernel<BFloat16, 8>",
+            ),
+            ("void constant_kernel<constant, int const*>(int)", "constant_kernel", "constant_kernel<constant, int*>"),
+            ("decltype(f(0)) a::g<int>(int) [clone .kd]", "a::g", "g<int>"),
+            (
+                "void a::f<int>(int) const::{lambda(float)#1}::operator()<4>(float) const",
+                "a::f::{lambda#1}::operator()",
+                "f<int>::{lambda#1}::operator()<4>",
+            ),
+        ] {
+            assert_eq!(short_kernel_name(name), short);
+            assert_eq!(kernel_label(name), label);
+        }
     }
 
     #[test]

@@ -9,7 +9,7 @@ use ktape_format::table::{DefinitionKind, Refers};
 use ktape_format::{Definitions, Row, Table, Wanted};
 
 /// The part of a tape that a command looks at.
-#[derive(clap::Args, Clone, Debug, Default)]
+#[derive(clap::Args, Clone, Debug, Default, PartialEq)]
 #[command(next_help_heading = "Selection")]
 pub struct Selection {
     /// Leave out what ended before this time, counted from the first event: 1.5s, 20ms, 300us, 4000 (ns)
@@ -140,11 +140,14 @@ pub fn parse_time_ns(text: &str) -> Result<i64> {
         bail!("`{text}` is finer than a nanosecond");
     }
     let fraction = &fraction[..fraction.len().min(decimals)];
+    if !whole.bytes().chain(fraction.bytes()).all(|digit| digit.is_ascii_digit()) {
+        bail!("expected a number, as in 1.5s or 20ms");
+    }
     if whole.is_empty() && fraction.is_empty() {
         bail!("expected a number, as in 1.5s or 20ms");
     }
     let digits = format!("{whole}{fraction:0<decimals$}");
-    let value: i64 = digits.parse().context("expected a number, as in 1.5s or 20ms")?;
+    let value: i64 = digits.parse().context("too long")?;
     let value = if unit == "m" { value.checked_mul(60).context("too long")? } else { value };
     Ok(if negative { -value } else { value })
 }
@@ -162,6 +165,7 @@ mod tests {
         assert_eq!(parse_time_ns("2m").unwrap(), 120_000_000_000);
         assert_eq!(parse_time_ns("-1ms").unwrap(), -1_000_000);
         assert!(parse_time_ns("1.5").is_err());
+        assert!(parse_time_ns("--5").is_err());
         assert!(parse_time_ns("five").is_err());
         assert!(parse_time_ns("1h").is_err());
         assert!(parse_time_ns("").is_err());

@@ -1,9 +1,10 @@
 //! What a trace holds, in figures: the answer of `analyze info`.
 
+use std::cmp::Reverse;
 use std::collections::BTreeMap;
 
 use ktape_format::Table;
-use ktape_format::definition::{Context, Device, Process, Stream, Thread, property};
+use ktape_format::definition::{Context, Device, KernelName, Process, Shape, Stream, Thread, property};
 use ktape_format::table::DefinitionKind;
 use rustc_hash::FxHashMap;
 use serde::Serialize;
@@ -109,23 +110,24 @@ impl Timeline {
 
     /// The kernels by total time, longest first; those of equal time by name.
     pub fn kernel_summaries(&self) -> Vec<KernelSummary> {
-        let mut by_name = FxHashMap::<u32, (u64, u64)>::default();
+        let mut by_kernel = FxHashMap::<u32, (u64, u64)>::default();
         for row in self.events.kernel.rows() {
-            let kernel =
-                self.definitions.get(row.shape).map_or(0, |shape: ktape_format::definition::Shape| shape.kernel);
-            let (calls, total_ns) = by_name.entry(kernel).or_default();
+            let kernel = self.definitions.get::<Shape>(row.shape).map_or(0, |shape| shape.kernel);
+            let (calls, total_ns) = by_kernel.entry(kernel).or_default();
             *calls += 1;
             *total_ns = total_ns.saturating_add(row.duration_ns);
         }
-        let mut kernels: Vec<KernelSummary> = by_name
-            .into_iter()
-            .map(|(kernel, (calls, total_ns))| {
-                let name =
-                    self.definitions.get(kernel).map_or(0, |kernel: ktape_format::definition::KernelName| kernel.name);
-                KernelSummary { name: names::demangled(self.definitions.string(name)).into_owned(), calls, total_ns }
-            })
-            .collect();
-        kernels.sort_by(|a, b| b.total_ns.cmp(&a.total_ns).then_with(|| a.name.cmp(&b.name)));
+        // One name may stand in several modules.
+        let mut kernels = BTreeMap::<String, KernelSummary>::new();
+        for (kernel, (calls, total_ns)) in by_kernel {
+            let name = self.definitions.get::<KernelName>(kernel).map_or(0, |kernel| kernel.name);
+            let name = names::demangled(self.definitions.string(name)).into_owned();
+            let summary = kernels.entry(name.clone()).or_insert(KernelSummary { name, calls: 0, total_ns: 0 });
+            summary.calls += calls;
+            summary.total_ns = summary.total_ns.saturating_add(total_ns);
+        }
+        let mut kernels: Vec<KernelSummary> = kernels.into_values().collect();
+        kernels.sort_by_key(|kernel| Reverse(kernel.total_ns));
         kernels
     }
 
@@ -191,5 +193,27 @@ impl Timeline {
                 }
             })
             .collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use ktape_format::event::Kernel;
+    use ktape_format::{Memory, Sink as _};
+
+    use super::*;
+
+    #[test]
+    fn a_kernel_of_two_modules_is_one() {
+        let mut memory = Memory::default();
+        let (Ok(mangled), Ok(plain)) = (memory.string("_Z1kPf"), memory.string("k(float*)"));
+        for (name, module) in [(mangled, 0), (mangled, plain), (plain, 0)] {
+            let Ok(kernel) = memory.define(KernelName { name, module });
+            let Ok(shape) = memory.define(Shape { kernel, ..Shape::default() });
+            let Ok(()) = memory.event(Kernel { duration_ns: 5, shape, ..Kernel::default() });
+        }
+        let kernels = Timeline::new(memory.definitions, memory.events).kernel_summaries();
+        assert_eq!(kernels.len(), 1);
+        assert_eq!((&*kernels[0].name, kernels[0].calls, kernels[0].total_ns), ("k(float*)", 3, 15));
     }
 }

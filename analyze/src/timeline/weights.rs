@@ -12,7 +12,7 @@ use ktape_format::definition::Shape;
 use ktape_format::event::{Api, Event, EventRecord, EventWait, GraphLaunch, Launch, Sync, timing};
 use rustc_hash::FxHashMap;
 
-use super::{DeviceOp, DeviceOpKind, Timeline};
+use super::{DeviceOpKind, OpClass, Timeline};
 
 /// What is added up.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
@@ -116,10 +116,10 @@ pub fn weigh(timeline: &Timeline, value: Value) -> Result<Weights, Overflow> {
 
 /// What makes two leaves the same, without building a name for each event.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
-struct LeafKey {
-    kind: LeafKind,
-    id: u32,
-    codes: [u8; 3],
+enum LeafKey {
+    Op(OpClass),
+    /// With the function's id.
+    Call(u32),
 }
 
 struct Scale<'a> {
@@ -129,30 +129,29 @@ struct Scale<'a> {
     done: Weights,
 }
 
-impl<'a> Scale<'a> {
+impl Scale<'_> {
     fn device_work(&mut self, value: Value) -> Result<(), Overflow> {
         let events = &self.timeline.events;
         for op in self.timeline.device_ops() {
-            let row = op.row as usize;
-            let (counts, quality) = match op.kind {
-                DeviceOpKind::Kernel => (value == Value::Gpu, events.kernel.timing[row]),
-                DeviceOpKind::Memcpy => (true, events.memcpy.timing[row]),
-                DeviceOpKind::Memset => (value != Value::Bytes, events.memset.timing[row]),
+            let counts = match op.kind {
+                DeviceOpKind::Kernel => value == Value::Gpu,
+                DeviceOpKind::Memcpy => true,
+                DeviceOpKind::Memset => value != Value::Bytes,
             };
             if !counts {
                 continue;
             }
             let weight = match value {
-                Value::Bytes => events.memcpy.bytes[row],
+                Value::Bytes => events.memcpy.bytes[op.row as usize],
                 _ => {
-                    self.done.absent += u64::from(quality == timing::ABSENT);
-                    self.done.bounded += u64::from(quality == timing::BOUNDED);
+                    self.done.absent += u64::from(op.timing == timing::ABSENT);
+                    self.done.bounded += u64::from(op.timing == timing::BOUNDED);
                     op.duration_ns()
                 }
             };
             let caller = self.timeline.stack_of(&op).map_or(Caller::NoCall, caller);
             let process = self.timeline.definitions.process_of_stream(op.stream);
-            let leaf = self.device_leaf(&op);
+            let leaf = self.leaf(LeafKey::Op(self.timeline.op_class(&op)), || self.timeline.op_name(&op));
             self.add(Place { process, stream: op.stream, caller, leaf }, weight)?;
         }
         Ok(())
@@ -162,9 +161,10 @@ impl<'a> Scale<'a> {
         let definitions = &self.timeline.definitions;
         for row in self.timeline.events.launch.rows() {
             let kernel = definitions.get::<Shape>(row.shape).map_or(0, |shape| shape.kernel);
-            let leaf = self.leaf(LeafKey { kind: LeafKind::Kernel, id: kernel, codes: [0; 3] }, || {
-                definitions.kernel_name(row.shape).to_owned()
-            });
+            let leaf = self
+                .leaf(LeafKey::Op(OpClass { kind: DeviceOpKind::Kernel, id: kernel, codes: [0; 3] }), || {
+                    definitions.kernel_name(row.shape).to_owned()
+                });
             self.add_call(row.thread, row.stream, row.stack, leaf, 1)?;
         }
         for row in self.timeline.events.graph_launch.rows() {
@@ -192,39 +192,21 @@ impl<'a> Scale<'a> {
         Ok(())
     }
 
-    fn device_leaf(&mut self, op: &DeviceOp) -> u32 {
-        let (timeline, row) = (self.timeline, op.row as usize);
-        let (definitions, events) = (&timeline.definitions, &timeline.events);
-        let key = match op.kind {
-            DeviceOpKind::Kernel => {
-                let shape = definitions.get::<Shape>(events.kernel.shape[row]);
-                LeafKey { kind: LeafKind::Kernel, id: shape.map_or(0, |shape| shape.kernel), codes: [0; 3] }
-            }
-            DeviceOpKind::Memcpy => {
-                let copy = events.memcpy.row(row);
-                let codes = [copy.kind, copy.source_memory, copy.target_memory];
-                LeafKey { kind: LeafKind::Memcpy, id: copy.name, codes }
-            }
-            DeviceOpKind::Memset => {
-                let memset = events.memset.row(row);
-                LeafKey { kind: LeafKind::Memset, id: memset.name, codes: [memset.target_memory, 0, 0] }
-            }
-        };
-        self.leaf(key, || timeline.op_name(op))
-    }
-
     fn call_leaf(&mut self, function: u32) -> u32 {
         let definitions = &self.timeline.definitions;
-        self.leaf(LeafKey { kind: LeafKind::Call, id: function, codes: [0; 3] }, || {
-            definitions.function_name(function).to_owned()
-        })
+        self.leaf(LeafKey::Call(function), || definitions.function_name(function).to_owned())
     }
 
     fn leaf(&mut self, key: LeafKey, name: impl FnOnce() -> String) -> u32 {
         let leaves = &mut self.done.leaves;
         *self.leaves.entry(key).or_insert_with(|| {
-            let id = if matches!(key.kind, LeafKind::Kernel | LeafKind::Call) { key.id } else { 0 };
-            leaves.push(Leaf { kind: key.kind, id, name: name() });
+            let (kind, id) = match key {
+                LeafKey::Op(OpClass { kind: DeviceOpKind::Kernel, id, .. }) => (LeafKind::Kernel, id),
+                LeafKey::Op(OpClass { kind: DeviceOpKind::Memcpy, .. }) => (LeafKind::Memcpy, 0),
+                LeafKey::Op(OpClass { kind: DeviceOpKind::Memset, .. }) => (LeafKind::Memset, 0),
+                LeafKey::Call(id) => (LeafKind::Call, id),
+            };
+            leaves.push(Leaf { kind, id, name: name() });
             leaves.len() as u32 - 1
         })
     }

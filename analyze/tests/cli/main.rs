@@ -9,3 +9,4 @@ mod import;
 mod info;
 mod open;
 mod perfetto_writer;
+mod promises;

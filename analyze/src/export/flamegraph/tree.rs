@@ -7,11 +7,8 @@ use rustc_hash::FxHashMap;
 use super::label::{Class, Label, Labels};
 use super::{By, Shape};
 use crate::timeline::Timeline;
+use crate::timeline::names::{MOST_FRAMES, frames_cut};
 use crate::timeline::weights::{Caller, Place, Weights};
-
-/// Deeper stacks than this are cut at the root end, under a frame that says so. Python stops at 1000; only a damaged
-/// or hostile tape goes on for long, and folded text would grow with the square of the depth.
-const MAX_DEPTH: usize = 2048;
 
 /// Stacks merged into a tree. Node 0 is the root, which has no label.
 #[derive(Debug)]
@@ -149,8 +146,8 @@ impl<'a> Builder<'a> {
     fn callers(&mut self, stack: u32, path: &mut Vec<u32>) {
         let definitions = &self.timeline.definitions;
         for (_, node) in definitions.stack_nodes(stack) {
-            if path.len() == MAX_DEPTH {
-                path.push(self.labels.text(Class::Note, &format!("[callers beyond {MAX_DEPTH} frames]")));
+            if path.len() == MOST_FRAMES {
+                path.push(self.labels.text(Class::Note, &frames_cut()));
                 return;
             }
             path.push(self.labels.frame(definitions, &node));

@@ -6,7 +6,7 @@
 
 use ktape_format::Table as _;
 use ktape_format::definition::{Context, Device, KernelName, Shape, Stream};
-use ktape_format::event::{Memcpy, Memset, timing};
+use ktape_format::event::timing;
 use rustc_hash::FxHashMap;
 
 use super::labels::Labels;
@@ -18,7 +18,7 @@ use super::text::{Arg, TextId, Texts, Value, list};
 use super::tracks::Tracks;
 use crate::timeline::names::demangled;
 use crate::timeline::occupancy::Limits;
-use crate::timeline::{DeviceOp, DeviceOpKind, Timeline};
+use crate::timeline::{DeviceOp, DeviceOpKind, OpClass, Timeline};
 
 /// Makes packets of device operations.
 pub(super) struct DeviceEvents<'a> {
@@ -84,44 +84,28 @@ impl<'a> DeviceEvents<'a> {
 
     /// Gives every operation its stage, and every kernel its interned kernel.
     fn name_ops(&mut self, texts: &mut Texts<'_>) {
-        let events = &self.timeline.events;
-        let mut stages: FxHashMap<(DeviceOpKind, [u32; 4]), u32> = FxHashMap::default();
+        let mut stages: FxHashMap<OpClass, u32> = FxHashMap::default();
         let mut kernels: FxHashMap<(u32, u32), u32> = FxHashMap::default();
         for op in self.ops {
-            let row = op.row as usize;
-            // What the name depends on.
-            let named_by = match op.kind {
-                DeviceOpKind::Kernel => {
-                    let shape = events.kernel.shape[row];
-                    let next = kernels.len() as u32 + 1;
-                    let iid = *kernels.entry((shape, op.stream)).or_insert(next);
-                    if iid == next {
-                        self.kernels.push((shape, op.stream));
-                    }
-                    self.kernel_of.push(iid);
-                    [self.timeline.definitions.get::<Shape>(shape).map_or(0, |shape| shape.kernel), 0, 0, 0]
+            self.kernel_of.push(if is_kernel(op) {
+                let shape = self.timeline.events.kernel.shape[op.row as usize];
+                let next = kernels.len() as u32 + 1;
+                let iid = *kernels.entry((shape, op.stream)).or_insert(next);
+                if iid == next {
+                    self.kernels.push((shape, op.stream));
                 }
-                DeviceOpKind::Memcpy => {
-                    self.kernel_of.push(0);
-                    let Memcpy { name, kind, source_memory, target_memory, .. } = events.memcpy.row(row);
-                    [name, kind.into(), source_memory.into(), target_memory.into()]
-                }
-                DeviceOpKind::Memset => {
-                    self.kernel_of.push(0);
-                    let Memset { name, target_memory, .. } = events.memset.row(row);
-                    [name, target_memory.into(), 0, 0]
-                }
-            };
-            let stage = *stages.entry((op.kind, named_by)).or_insert_with(|| {
-                let (name, text) = match op.kind {
-                    DeviceOpKind::Kernel => {
-                        let name = self.labels.kernels.of(named_by[0]);
-                        (name, texts.get(name).to_owned())
-                    }
-                    _ => {
-                        let text = self.timeline.op_name(op);
-                        (texts.text(&text, list::EVENT_NAME), text)
-                    }
+                iid
+            } else {
+                0
+            });
+            let class = self.timeline.op_class(op);
+            let stage = *stages.entry(class).or_insert_with(|| {
+                let (name, text) = if is_kernel(op) {
+                    let name = self.labels.kernels.of(class.id);
+                    (name, texts.get(name).to_owned())
+                } else {
+                    let text = self.timeline.op_name(op);
+                    (texts.text(&text, list::EVENT_NAME), text)
                 };
                 self.stages.push(Stage { name, text, kind: op.kind });
                 self.stages.len() as u32 - 1

@@ -189,7 +189,8 @@ impl<'a> Queues<'a> {
         for (index, row) in (0..).zip(syncs.rows()) {
             let held_up = |op: &u32| {
                 let end_ns = self.ops[*op as usize].end_ns;
-                end_ns > row.start_ns - CLOCK_SLACK_NS && end_ns <= row.end_ns().saturating_add(CLOCK_SLACK_NS)
+                end_ns > row.start_ns.saturating_sub(CLOCK_SLACK_NS)
+                    && end_ns <= row.end_ns().saturating_add(CLOCK_SLACK_NS)
             };
             let (candidates, all) = self.candidates(&row, &streams);
             let waited: Vec<u32> = candidates.into_iter().filter(held_up).take(MAX_WAITED).collect();

@@ -9,10 +9,8 @@ use rustc_hash::{FxHashMap, FxHashSet};
 
 use super::proto::{Callstack, Frame, InternedData, InternedString, Mapping};
 use super::text::{Texts, list};
-use crate::timeline::names::frame_label;
+use crate::timeline::names::{FrameName, MOST_FRAMES, frames_cut};
 
-/// Deeper stacks lose their outermost frames, visibly: a damaged tape may hold one of a million.
-const MAX_DEPTH: usize = 1000;
 /// Numbers of ids in one packet.
 const PORTION: usize = 100_000;
 
@@ -85,7 +83,7 @@ impl<'a> Stacks<'a> {
         let kinds = InternedData {
             mapping_paths: kinds().map(string).collect(),
             mappings: kinds().map(|(iid, _)| Mapping { iid, path_string_ids: vec![iid] }).collect(),
-            function_names: vec![InternedString { iid: cut_name, str: b"[outer frames left out]".to_vec() }],
+            function_names: vec![InternedString { iid: cut_name, str: frames_cut().into_bytes() }],
             frames: vec![cut],
             ..InternedData::default()
         };
@@ -96,7 +94,7 @@ impl<'a> Stacks<'a> {
         let mut named = FxHashSet::default();
         self.frame_list.chunks(2000).map(move |frames| {
             let new = frames.iter().map(|frame| frame.function_name_id).filter(|id| *id != 0 && named.insert(*id));
-            let label = |id: u64| frame_label(self.definitions, id as u32).into_bytes();
+            let label = |id: u64| FrameName::of_frame(self.definitions, id as u32).full().into_bytes();
             InternedData {
                 function_names: new.map(|iid| InternedString { iid, str: label(iid) }).collect(),
                 frames: frames.to_vec(),
@@ -124,10 +122,10 @@ impl<'a> Stacks<'a> {
 
     /// One stack, outermost frame first.
     fn callstack(&self, id: u32) -> Callstack {
-        let nodes = self.definitions.stack_nodes(id).take(MAX_DEPTH + 1);
+        let nodes = self.definitions.stack_nodes(id).take(MOST_FRAMES + 1);
         let mut frame_ids: Vec<u64> = nodes.map(|(_, node)| self.frames[&(node.frame, node.line)]).collect();
-        if frame_ids.len() > MAX_DEPTH {
-            frame_ids[MAX_DEPTH] = self.cut_frame_iid();
+        if frame_ids.len() > MOST_FRAMES {
+            frame_ids[MOST_FRAMES] = self.cut_frame_iid();
         }
         frame_ids.reverse();
         Callstack { iid: u64::from(id), frame_ids }
@@ -150,7 +148,7 @@ mod tests {
         let Ok(root) = memory.define(Stack { parent: 0, frame: main, line: 0 });
         let Ok(leaf) = memory.define(Stack { parent: root, frame: forward, line: 7 });
         let mut deep = leaf;
-        for _ in 0..2 * MAX_DEPTH {
+        for _ in 0..2 * MOST_FRAMES {
             let Ok(next) = memory.define(Stack { parent: deep, frame: forward, line: 8 });
             deep = next;
         }
@@ -159,9 +157,9 @@ mod tests {
         let data: Vec<InternedData> = stacks.interned().collect();
         let callstacks: Vec<&Callstack> = data.iter().flat_map(|data| &data.callstacks).collect();
         assert_eq!(callstacks[0].frame_ids, [2, 1], "ids in order of discovery, from the leaf");
-        assert_eq!(callstacks[1].frame_ids.len(), MAX_DEPTH + 1);
+        assert_eq!(callstacks[1].frame_ids.len(), MOST_FRAMES + 1);
         assert_eq!(callstacks[1].frame_ids[0], stacks.cut_frame_iid());
         let names: Vec<&[u8]> = data.iter().flat_map(|data| &data.function_names).map(|name| &*name.str).collect();
-        assert_eq!(names, [&b"[outer frames left out]"[..], b"forward", b"main"]);
+        assert_eq!(names, [frames_cut().as_bytes(), b"forward", b"main"]);
     }
 }

@@ -65,6 +65,7 @@ fn expect_json(text: &[u8]) -> Result<(), Fault> {
     let found = match text.iter().find(|byte| !byte.is_ascii_whitespace()) {
         None => "is empty; the profiler had not written it yet, or its disk was full",
         Some(b'{' | b'[') => return Ok(()),
+        _ if text.starts_with(&ktape_format::header::MAGIC) => "a tape already; `analyze info` says what is on it",
         _ if text.starts_with(b"SQLite format 3\0") => {
             "an SQLite database (Nsight Systems?), not the JSON of a PyTorch profiler trace"
         }

@@ -4,6 +4,8 @@ use std::borrow::Cow;
 
 use ktape_format::event::{copy_kind, memory_kind};
 
+use crate::timeline::names::without_addresses;
+
 /// A Python function's name, taken apart.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct PythonName<'a> {
@@ -39,25 +41,6 @@ fn file_line_function(text: &str) -> Option<(&str, u32, &str)> {
         from = close + 3;
     }
     None
-}
-
-/// Cuts every ` at 0x…` out: it differs from call to call and makes one function thousands. Returns how many.
-fn without_addresses(text: &str) -> (Cow<'_, str>, u64) {
-    const MARK: &str = " at 0x";
-    let mut cut = String::new();
-    let mut addresses = 0;
-    let mut rest = text;
-    while let Some(at) = rest.find(MARK) {
-        let behind = rest[at + MARK.len()..].trim_start_matches(|c: char| c.is_ascii_hexdigit());
-        cut.push_str(&rest[..at]);
-        rest = behind;
-        addresses += 1;
-    }
-    if addresses == 0 {
-        return (Cow::Borrowed(text), 0);
-    }
-    cut.push_str(rest);
-    (Cow::Owned(cut), addresses)
 }
 
 /// The direction of a copy by its short name (`HtoD`), as in names and in ROCm's `kind`.
