@@ -13,6 +13,20 @@ pub fn duration(ns: u64) -> String {
     }
 }
 
+/// How wide text may be: as the terminal is, else as `COLUMNS` says, else as the reports' tables are. Beyond that lines
+/// are tiring to read.
+pub fn columns() -> usize {
+    const WIDEST: usize = 116;
+    let terminal = terminal_size::terminal_size().map(|(width, _)| usize::from(width.0));
+    let told = || std::env::var("COLUMNS").ok().and_then(|columns| columns.parse().ok());
+    terminal.or_else(told).unwrap_or(WIDEST).clamp(30, WIDEST)
+}
+
+/// "1 thread", "2 threads".
+pub fn counted(number: usize, noun: &str) -> String {
+    format!("{} {noun}{}", HumanCount(number as u64), if number == 1 { "" } else { "s" })
+}
+
 /// A part of a whole in percent; `-` of nothing.
 pub fn share(part: u64, whole: u64) -> String {
     if whole == 0 { "-".to_owned() } else { format!("{:.1} %", 100.0 * part as f64 / whole as f64) }

@@ -7,14 +7,23 @@ use anyhow::Result;
 use comfy_table::{CellAlignment, Table as TextTable, presets};
 use serde::Serialize;
 
-use super::human::{HumanBytes, HumanCount, duration, share};
+use super::counts::write_not_kept;
+use super::human::{HumanBytes, HumanCount, counted, duration, share};
 use super::load::{Loaded, load};
 use super::{Outcome, note_losses};
 use crate::timeline::Selection;
+use crate::timeline::names::printable;
 use crate::timeline::summary::{KernelSummary, Summary};
 
 /// The options of `analyze info`.
 #[derive(clap::Args, Debug)]
+#[command(after_help = "\
+Examples:
+  analyze info run.ktape                          events, devices, streams
+  analyze info run.ktape --kernels | head -40     the kernels with the most time
+  analyze info run.ktape --from 1s --to 2s        the same of a part
+
+Busy is the time in which at least one kernel, copy or memset ran: what overlaps counts once.")]
 pub struct Args {
     /// A tape, or a trace that `analyze import` reads
     #[arg(value_name = "TRACE")]
@@ -84,9 +93,15 @@ fn print(out: &mut impl Write, loaded: &Loaded, info: &Info<'_>) -> Result<()> {
         if info.closed { "" } else { " (not closed: still being written, or its writer was killed)" },
     )?;
     for process in &summary.processes {
-        write!(out, "process {}", process.pid)?;
+        // PyTorch writes the cost of its profiler as threads of a process -1, and the importer the device work of a
+        // trace without any host events as that of one without threads.
+        match (process.pid, process.threads) {
+            (-1, 0) => write!(out, "process not known")?,
+            (-1, _) => write!(out, "the profiler's own overhead (process -1)")?,
+            (pid, _) => write!(out, "process {pid}")?,
+        }
         if !process.name.is_empty() {
-            write!(out, " {}", process.name)?;
+            write!(out, " {}", printable(&process.name))?;
         }
         if let Some(rank) = &process.rank {
             write!(out, ", rank {rank}")?;
@@ -94,18 +109,18 @@ fn print(out: &mut impl Write, loaded: &Loaded, info: &Info<'_>) -> Result<()> {
         if let Some(size) = &process.world_size {
             write!(out, " of {size}")?;
         }
-        writeln!(out, ", {} threads", process.threads)?;
+        writeln!(out, ", {}", counted(process.threads, "thread"))?;
     }
     for device in summary.devices.iter().filter(|device| device.kernels + device.copies > 0) {
         writeln!(
             out,
-            "device {} {}: busy {} of {} ({}), {} kernels, {} copies and memsets",
+            "device {}{}: busy {} of {} ({}), {}, {} copies and memsets",
             device.index,
-            device.name,
+            if device.name.is_empty() { String::new() } else { format!(" {}", printable(&device.name)) },
             duration(device.busy_ns),
             duration(device.span_ns),
             share(device.busy_ns, device.span_ns),
-            HumanCount(device.kernels as u64),
+            counted(device.kernels, "kernel"),
             HumanCount(device.copies as u64),
         )?;
     }
@@ -113,7 +128,10 @@ fn print(out: &mut impl Write, loaded: &Loaded, info: &Info<'_>) -> Result<()> {
     for (kind, count) in loaded.timeline.events.counts().into_iter().filter(|(_, count)| *count > 0) {
         table.add_row([kind.to_owned(), HumanCount(count as u64).to_string()]);
     }
-    writeln!(out, "{table}")?;
+    match table.row_count() {
+        0 => writeln!(out, "no events")?,
+        _ => writeln!(out, "{}", table.trim_fmt())?,
+    }
     if let [_, _, ..] = summary.streams[..] {
         let mut table = text_table(&["device", "context", "stream", "operations", "busy"]);
         for stream in &summary.streams {
@@ -125,22 +143,21 @@ fn print(out: &mut impl Write, loaded: &Loaded, info: &Info<'_>) -> Result<()> {
                 duration(stream.busy_ns),
             ]);
         }
-        writeln!(out, "{table}")?;
+        writeln!(out, "{}", table.trim_fmt())?;
     }
     if let Some(kernels) = &info.kernels {
         let mut table = text_table(&["calls", "total", "kernel"]);
         table.column_mut(2).expect("three columns").set_cell_alignment(CellAlignment::Left);
         for kernel in kernels {
-            table.add_row([HumanCount(kernel.calls).to_string(), duration(kernel.total_ns), kernel.name.clone()]);
+            table.add_row([
+                HumanCount(kernel.calls).to_string(),
+                duration(kernel.total_ns),
+                printable(&kernel.name).into_owned(),
+            ]);
         }
-        writeln!(out, "{table}")?;
+        writeln!(out, "{}", table.trim_fmt())?;
     }
-    if !summary.not_kept.is_empty() {
-        let parts: Vec<String> =
-            summary.not_kept.iter().map(|(what, count)| format!("{what} {}", HumanCount(*count))).collect();
-        writeln!(out, "not kept from the source: {}", parts.join(", "))?;
-    }
-    Ok(())
+    Ok(write_not_kept(out, "", &summary.not_kept)?)
 }
 
 /// A plain table: the first column to the left, figures to the right.
