@@ -18,7 +18,7 @@ use crate::timeline::selection::parse_time_ns;
 #[derive(clap::Args, Debug)]
 #[command(after_help = EXAMPLES)]
 pub struct Args {
-    /// A tape, or a trace that `analyze import` reads
+    /// A tape, or a PyTorch profiler trace
     #[arg(value_name = "TRACE")]
     trace: PathBuf,
     /// What the simulated profiler looks at [default: gpu if the trace has device work, else cpu]

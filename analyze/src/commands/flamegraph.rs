@@ -30,8 +30,8 @@ stands under [launch not recorded]. Work that overlaps on several streams counts
 #[derive(clap::Args, Debug)]
 #[command(after_help = EXAMPLES)]
 pub struct Args {
-    /// The tape or PyTorch trace to read
-    #[arg(value_name = "FILE")]
+    /// A tape, or a PyTorch profiler trace
+    #[arg(value_name = "TRACE")]
     input: PathBuf,
     /// Where to write the SVG, or with --folded the text; `-` is standard output, the default of --folded
     #[arg(short, long, value_name = "FILE", required_unless_present_any = ["folded", "speedscope"])]

@@ -25,7 +25,7 @@ Examples:
 
 Busy is the time in which at least one kernel, copy or memset ran: what overlaps counts once.")]
 pub struct Args {
-    /// A tape, or a trace that `analyze import` reads
+    /// A tape, or a PyTorch profiler trace
     #[arg(value_name = "TRACE")]
     trace: PathBuf,
     /// List every kernel with its calls and its total time, longest first

@@ -19,6 +19,7 @@ Open the result at https://ui.perfetto.dev, or let `analyze open` do that. The t
 See docs/perfetto.md for what is where in it.")]
 pub struct Args {
     /// A tape, or a PyTorch profiler trace
+    #[arg(value_name = "TRACE")]
     input: PathBuf,
     /// Where to write the Perfetto trace; `-` is standard output
     #[arg(short, long, value_name = "FILE")]

@@ -197,6 +197,10 @@ fn plain_table<const N: usize>(header: [String; N]) -> Table {
     let mut table = Table::new();
     table.load_style(presets::NOTHING);
     table.set_header(header);
+    // https://no-color.org: set and not empty.
+    if std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty()) {
+        table.force_no_tty();
+    }
     table
 }
 

@@ -10,7 +10,7 @@ use ktape_fixtures::decode_loop::{DecodeLoop, decode_loop};
 use ktape_format::event::Kernel;
 use ktape_format::{Options, Sink, TapeWriter, definition};
 
-use crate::common::analyze;
+use crate::common::{analyze, skipped};
 
 fn tape(folder: &Path) -> String {
     let path = folder.join("run.ktape");
@@ -209,6 +209,21 @@ fn names_of_files_may_be_anything() {
         assert_eq!(error.lines().count(), 1, "{error}");
         assert!(!error.trim_end().contains(char::is_control), "{error:?}");
     }
+}
+
+#[test]
+fn colours_are_for_terminals_that_want_them() {
+    let folder = tempfile::tempdir().unwrap();
+    let tape = tape(folder.path());
+    let run = format!("{} compare {tape}", env!("CARGO_BIN_EXE_analyze"));
+    let colours = |no_color: &str| {
+        let script = Command::new("script").args(["-qec", &run, "/dev/null"]).env("NO_COLOR", no_color).output();
+        script.ok().filter(|output| output.status.success()).map(|output| output.stdout.contains(&0x1b))
+    };
+    let Some(with) = colours("") else { return skipped("no `script` to make a terminal") };
+    assert!(with, "the trace has blind spots, which are red");
+    assert_eq!(colours("1"), Some(false));
+    assert!(!analyze(["compare", &tape]).stdout.contains(&0x1b));
 }
 
 /// A kernel's name from a stranger's trace does not command the terminal.
