@@ -13,7 +13,7 @@ use super::Outcome;
 use super::counts::{write_counts, write_not_kept};
 use super::human::{HumanBytes, HumanCount};
 use super::output::{self, Output};
-use crate::import::kineto::{self, Progress, Summary};
+use crate::import::kineto::{self, ImportError, Progress, Summary};
 
 /// The options of `analyze import`.
 #[derive(clap::Args, Debug)]
@@ -53,7 +53,11 @@ pub fn run(args: &Args) -> Result<Outcome> {
         bar.set_position(done_bytes);
     });
     bar.finish_and_clear();
-    let summary = outcome?;
+    let summary = outcome.map_err(|error| match error {
+        // The user has to make room where the tape goes, not where the trace is.
+        ImportError::Sink { source, .. } => anyhow::Error::from_boxed(source).context(name()),
+        error => error.into(),
+    })?;
     let written = tape.finish().with_context(name)?;
     file.commit()?;
     if args.json {

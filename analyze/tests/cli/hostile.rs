@@ -10,7 +10,7 @@ use ktape_fixtures::decode_loop::{DecodeLoop, decode_loop};
 use ktape_format::event::Kernel;
 use ktape_format::{Options, Sink, TapeWriter, definition};
 
-use crate::common::{analyze, skipped};
+use crate::common::{analyze, shared, skipped};
 
 fn tape(folder: &Path) -> String {
     let path = folder.join("run.ktape");
@@ -112,6 +112,28 @@ fn standard_output_is_an_output_where_one_thing_goes_there() {
     for command in [["import", trace.to_str().unwrap(), "-o", "-"], ["compare", &tape, "--svg", "-"]] {
         assert!(refusal(&analyze(command), 1).contains("name a file"), "{command:?}");
     }
+}
+
+/// No room, by the limit on a file's size, as a test cannot fill a disk.
+#[test]
+fn without_room_the_output_is_named_and_nothing_stays() {
+    let folder = tempfile::tempdir().unwrap();
+    let tape = tape(folder.path());
+    let out = folder.path().join("out").to_str().unwrap().to_owned();
+    let limited = |blocks: u32, command: &[String]| {
+        let script = format!("trap '' XFSZ; ulimit -f {blocks}; exec \"$@\"");
+        let arguments = ["-c", &script, "sh", env!("CARGO_BIN_EXE_analyze")];
+        let output = Command::new("sh").args(arguments).args(command.iter().chain([&out])).output().unwrap();
+        let error = refusal(&output, 1);
+        assert!(error.contains(&format!("cannot write {out}: File too large")), "{command:?}: {error}");
+        assert_eq!(names_in(folder.path()), ["run.ktape"], "{command:?}");
+    };
+    writers(&tape).iter().for_each(|command| limited(0, command));
+    // Half-way.
+    let Some(shared) = shared() else { return };
+    let large =
+        shared.join("traces/AMD-AGI+TraceLens/tests/traces/h100/google_owlv2-large-patch14-ensemble__1016001.json.gz");
+    limited(100, &["import", large.to_str().unwrap(), "-o"].map(str::to_owned));
 }
 
 #[test]
