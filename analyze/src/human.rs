@@ -38,6 +38,20 @@ pub fn share(part: u64, whole: u64) -> String {
     if whole == 0 { "-".to_owned() } else { percent(part as f64 / whole as f64) }
 }
 
+/// "1 thread", "2 threads".
+pub fn counted(number: usize, noun: &str) -> String {
+    format!("{} {noun}{}", HumanCount(number as u64), if number == 1 { "" } else { "s" })
+}
+
+/// How wide text may be: as the terminal is, else as `COLUMNS` says, else as the reports' tables are. Beyond that lines
+/// are tiring to read.
+pub fn columns() -> usize {
+    const WIDEST: usize = 116;
+    let terminal = terminal_size::terminal_size().map(|(width, _)| usize::from(width.0));
+    let told = || std::env::var("COLUMNS").ok().and_then(|columns| columns.parse().ok());
+    terminal.or_else(told).unwrap_or(WIDEST).clamp(30, WIDEST)
+}
+
 /// A table without lines: the columns named hold text and begin at the left, figures end at the right.
 pub fn text_table<H: Into<comfy_table::Row>>(head: H, text_columns: &[usize]) -> Table {
     let mut table = Table::new();
@@ -46,6 +60,10 @@ pub fn text_table<H: Into<comfy_table::Row>>(head: H, text_columns: &[usize]) ->
         if !text_columns.contains(&index) {
             column.set_cell_alignment(CellAlignment::Right);
         }
+    }
+    // https://no-color.org: set and not empty.
+    if std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty()) {
+        table.force_no_tty();
     }
     table
 }

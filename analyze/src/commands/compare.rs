@@ -3,11 +3,12 @@
 use std::io::{self, Write};
 use std::path::PathBuf;
 
-use anyhow::{Context as _, Result};
+use anyhow::{Context as _, Result, bail};
 use serde::Serialize;
 
 use super::load::{Losses, load};
 use super::{Outcome, note_losses, output, write_json};
+use crate::human::columns;
 use crate::sampling::jitter::Jitter;
 use crate::sampling::{self, By, Comparison, Options, Sampler, Schedule, plot, report};
 use crate::timeline::Selection;
@@ -17,7 +18,7 @@ use crate::timeline::selection::parse_time_ns;
 #[derive(clap::Args, Debug)]
 #[command(after_help = EXAMPLES)]
 pub struct Args {
-    /// A tape, or a trace that `analyze import` reads
+    /// A tape, or a PyTorch profiler trace
     #[arg(value_name = "TRACE")]
     trace: PathBuf,
     /// What the simulated profiler looks at [default: gpu if the trace has device work with times, else cpu]
@@ -65,9 +66,7 @@ Examples:
   analyze compare run.ktape --windows 1s,10s,60s       how long must I look?
   analyze compare run.ktape --sampler cpu --jitter=exponential      as py-spy samples Python
 
-Seen is the chance that a given call is hit by a sample. `Profiles say` is what 5 % to 95 % of profiles report.
-`!` marks a blind spot: in the exact top, but not in that of most profiles; `?` the opposite.
-docs/compare.md has the definitions.";
+docs/compare.md defines every figure.";
 
 fn window_ns(text: &str) -> Result<u64> {
     u64::try_from(parse_time_ns(text)?).ok().filter(|&ns| ns > 0).context("must be longer than 0")
@@ -85,13 +84,17 @@ struct Report<'a> {
 /// Runs `analyze compare`.
 pub fn run(args: &Args) -> Result<Outcome> {
     if let Some(svg) = &args.svg {
-        output::ensure_free(svg, args.force)?;
+        output::ensure_free(svg, &args.trace, args.force)?;
     }
     let loaded = load(&args.trace, &args.selection)?;
     let schedule = match args.jitter {
         None => Schedule::Fixed,
         Some(jitter) => Schedule::Random { jitter, seed: args.seed, runs: args.runs },
     };
+    if loaded.timeline.span_ns().is_none() {
+        let of = if args.selection.is_everything() { "trace" } else { "selection" };
+        bail!("{}: the {of} has no events; `analyze info` says what there is", loaded.path.display());
+    }
     let options = Options {
         sampler: args.sampler,
         by: args.by,
@@ -116,7 +119,7 @@ pub fn run(args: &Args) -> Result<Outcome> {
         }
     } else {
         note_losses(&mut out, &loaded)?;
-        report::write(&mut out, &comparisons)?;
+        report::write(&mut out, &comparisons, columns())?;
     }
     out.flush()?;
     Ok(loaded.outcome())

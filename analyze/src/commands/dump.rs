@@ -22,8 +22,8 @@ Times are nanoseconds on the tape's clock, sizes are bytes. null is \"none\" or 
 #[derive(clap::Args, Debug)]
 #[command(after_help = EXAMPLES)]
 pub struct Args {
-    /// The tape or PyTorch trace to read
-    #[arg(value_name = "FILE")]
+    /// A tape, or a PyTorch profiler trace
+    #[arg(value_name = "TRACE")]
     input: PathBuf,
     #[command(flatten)]
     selection: Selection,

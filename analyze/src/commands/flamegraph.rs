@@ -1,7 +1,7 @@
 //! `analyze flamegraph`.
 
 use std::io::{self, BufWriter, Write};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, Result, bail};
 use regex::Regex;
@@ -11,7 +11,7 @@ use super::{Outcome, note_losses, output};
 use crate::export::flamegraph::svg::{self, Caption};
 use crate::export::flamegraph::{By, Shape, Tree, folded};
 use crate::export::speedscope;
-use crate::human::HumanCount;
+use crate::human::{HumanCount, duration};
 use crate::timeline::Selection;
 use crate::timeline::weights::{Value, Weights, weigh};
 
@@ -30,10 +30,10 @@ stands under [launch not recorded]. Work that overlaps on several streams counts
 #[derive(clap::Args, Debug)]
 #[command(after_help = EXAMPLES)]
 pub struct Args {
-    /// The tape or PyTorch trace to read
-    #[arg(value_name = "FILE")]
+    /// A tape, or a PyTorch profiler trace
+    #[arg(value_name = "TRACE")]
     input: PathBuf,
-    /// Where to write the SVG, or with --folded the text [default with --folded: standard output]
+    /// Where to write the SVG, or with --folded the text; `-` is standard output, the default of --folded
     #[arg(short, long, value_name = "FILE", required_unless_present_any = ["folded", "speedscope"])]
     output: Option<PathBuf>,
     /// What the width is
@@ -64,10 +64,20 @@ pub struct Args {
     selection: Selection,
 }
 
+impl Args {
+    /// The file that --output names, if it names one.
+    fn output_file(&self) -> Option<&Path> {
+        self.output.as_deref().filter(|path| !output::is_stdout(path))
+    }
+}
+
 /// Runs `analyze flamegraph`.
 pub fn run(args: &Args) -> Result<Outcome> {
-    for path in args.output.iter().chain(&args.speedscope) {
-        output::ensure_free(path, args.force)?;
+    for path in args.output_file().iter().copied().chain(args.speedscope.as_deref()) {
+        output::ensure_free(path, &args.input, args.force)?;
+    }
+    if args.output.is_some() && args.output == args.speedscope {
+        bail!("--output and --speedscope name the same file; give them two");
     }
     let loaded = load(&args.input, &args.selection)?;
     // Standard output may be the product. A closed stderr leaves nobody to tell.
@@ -89,7 +99,7 @@ pub fn run(args: &Args) -> Result<Outcome> {
 
 fn write_outputs(args: &Args, loaded: &Loaded, weights: &Weights, tree: &Tree) -> Result<()> {
     let caption = caption(args, loaded, weights, tree);
-    match (&args.output, args.folded) {
+    match (args.output_file(), args.folded) {
         (Some(path), true) => {
             output::write(path, args.force, |out| folded::write(tree, out))?;
             say(&format!("{}: folded stacks, {}", path.display(), caption.subtitle));
@@ -101,12 +111,12 @@ fn write_outputs(args: &Args, loaded: &Loaded, weights: &Weights, tree: &Tree) -
         }
         (Some(path), false) => {
             let hidden = output::write(path, args.force, |out| svg::write(tree, &caption, out))?;
-            let frames = tree.frames();
-            say(&format!(
-                "{}: {}; {frames} frames, {hidden} of them too thin to be drawn; open it in a browser",
-                path.display(),
-                caption.subtitle
-            ));
+            let thin = if hidden > 0 { format!(", {hidden} of them too thin to be drawn") } else { String::new() };
+            let (name, frames) = (path.display(), tree.frames());
+            say(&format!("{name}: {}; {frames} frames{thin}; open it in a browser", caption.subtitle));
+        }
+        (None, false) if args.output.is_some() => {
+            svg::write(tree, &caption, &mut io::stdout().lock())?;
         }
         (None, false) => {}
     }
@@ -119,11 +129,11 @@ fn write_outputs(args: &Args, loaded: &Loaded, weights: &Weights, tree: &Tree) -
 
 fn caption(args: &Args, loaded: &Loaded, weights: &Weights, tree: &Tree) -> Caption {
     let (what, unit, of) = match args.value {
-        Value::Gpu => ("GPU time", "ns", "ns of kernels, copies and memsets"),
-        Value::Launches => ("Launches", "launches", "kernel and graph launches"),
-        Value::Api => ("Host time in API calls", "ns", "ns in API calls"),
-        Value::Copies => ("Copy time", "ns", "ns of copies and memsets"),
-        Value::Bytes => ("Bytes copied", "bytes", "bytes copied"),
+        Value::Gpu => ("GPU time", "ns", "of kernels, copies and memsets"),
+        Value::Launches => ("Launches", "launches", "of kernels and graphs"),
+        Value::Api => ("Host time in API calls", "ns", "in API calls"),
+        Value::Copies => ("Copy time", "ns", "of copies and memsets"),
+        Value::Bytes => ("Bytes copied", "bytes", "copied"),
     };
     let by = match args.by {
         By::Stack => "",
@@ -132,7 +142,12 @@ fn caption(args: &Args, loaded: &Loaded, weights: &Weights, tree: &Tree) -> Capt
         By::Rank => " by rank",
     };
     let file = loaded.path.file_name().unwrap_or(loaded.path.as_os_str()).to_string_lossy();
-    let mut parts = vec![format!("{} {of}, exact", HumanCount(tree.total()))];
+    // For the eye, and all digits: that they are exact is the point.
+    let total = match (unit, tree.total()) {
+        ("ns", ns @ 1_000..) => format!("{} ({} ns)", duration(ns as f64), HumanCount(ns)),
+        (_, total) => format!("{} {unit}", HumanCount(total)),
+    };
+    let mut parts = vec![format!("{total} {of}, exact")];
     if let Some(filter) = &args.filter {
         parts.push(format!("only what matches `{filter}`, of {} {unit}", HumanCount(weights.total)));
     }
@@ -172,6 +187,12 @@ fn ensure_something(args: &Args, loaded: &Loaded, weights: &Weights) -> Result<(
     let file = loaded.path.display();
     let calls = weigh(&loaded.timeline, Value::Api).map_or(0, |calls| calls.events);
     match args.value {
+        _ if weights.events == 0 && !args.selection.is_everything() => {
+            bail!("{file}: nothing to draw in the selection; `analyze info` with the same selection says what there is")
+        }
+        _ if weights.events == 0 && calls == 0 => bail!(
+            "{file}: no device work and no API calls to draw; `analyze compare --sampler cpu` shows the host's functions"
+        ),
         Value::Gpu | Value::Copies if calls > 0 => bail!(
             "{file}: no device times ({} device operations, {} host calls): draw the host's side with `--value api` or `--value launches`",
             weights.events,

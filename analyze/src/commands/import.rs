@@ -1,7 +1,6 @@
 //! `analyze import`.
 
-use std::collections::BTreeMap;
-use std::fmt::Display;
+use std::ffi::OsStr;
 use std::io::{self, IsTerminal, Write};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -10,10 +9,11 @@ use anyhow::{Context as _, Result};
 use indicatif::{ProgressBar, ProgressStyle};
 use ktape_format::{Options, TapeWriter, Written};
 
-use super::output::Output;
+use super::counts::{write_counts, write_not_kept};
+use super::output::{self, Output};
 use super::{Outcome, write_json};
 use crate::human::{HumanBytes, HumanCount};
-use crate::import::kineto::{self, Progress, Summary};
+use crate::import::kineto::{self, ImportError, Progress, Summary};
 
 /// The options of `analyze import`.
 #[derive(clap::Args, Debug)]
@@ -42,8 +42,9 @@ pub struct Args {
 pub fn run(args: &Args) -> Result<Outcome> {
     let output = args.output.clone().unwrap_or_else(|| default_output(&args.source));
     let began = Instant::now();
+    output::ensure_free(&output, &args.source, args.force)?;
     let file = Output::create(&output, args.force)?;
-    let name = || output.display().to_string();
+    let name = || format!("cannot write {}", output.display());
     let options = Options::batch(concat!("ktape analyze ", env!("CARGO_PKG_VERSION")));
     let mut tape = TapeWriter::new(file.file().try_clone().with_context(name)?, &options).with_context(name)?;
     let bar = progress_bar();
@@ -52,7 +53,11 @@ pub fn run(args: &Args) -> Result<Outcome> {
         bar.set_position(done_bytes);
     });
     bar.finish_and_clear();
-    let summary = outcome?;
+    let summary = outcome.map_err(|error| match error {
+        // The user has to make room where the tape goes, not where the trace is.
+        ImportError::Sink { source, .. } => anyhow::Error::from_boxed(source).context(name()),
+        error => error.into(),
+    })?;
     let written = tape.finish().with_context(name)?;
     file.commit()?;
     if args.json {
@@ -65,10 +70,14 @@ pub fn run(args: &Args) -> Result<Outcome> {
 
 /// The source's path with `.ktape` for `.json` or `.json.gz`.
 fn default_output(source: &Path) -> PathBuf {
-    let name = source.file_name().unwrap_or_default().to_string_lossy();
-    let name = name.strip_suffix(".gz").unwrap_or(&name);
-    let name = name.strip_suffix(".json").unwrap_or(name);
-    source.with_file_name(format!("{name}.ktape"))
+    let mut plain = source.to_owned();
+    for ending in ["gz", "json"] {
+        if plain.extension() == Some(OsStr::new(ending)) {
+            plain.set_extension("");
+        }
+    }
+    plain.add_extension("ktape");
+    plain
 }
 
 fn progress_bar() -> ProgressBar {
@@ -97,32 +106,22 @@ fn print_json(summary: &Summary, output: &Path, written: &Written) -> io::Result
 
 fn print_summary(source: &Path, output: &Path, summary: &Summary, written: &Written, took: Duration) -> io::Result<()> {
     let mut out = io::stdout().lock();
-    writeln!(
-        out,
-        "{}: {} events, {} from {} of source, in {:.2} s",
-        output.display(),
-        HumanCount(written.events),
-        HumanBytes(written.file_bytes),
-        HumanBytes(std::fs::metadata(source)?.len()),
-        took.as_secs_f64(),
-    )?;
-    let device_work = summary.matched + summary.unmatched;
-    writeln!(out, "  device work: {device_work}, {} of it launched before the recording began", summary.unmatched)?;
-    print_counts(&mut out, "kept", &summary.kept)?;
-    print_counts(&mut out, "not kept", &summary.not_kept)?;
-    print_counts(&mut out, "dropped from those kept", &summary.not_kept_parts)?;
-    print_counts(&mut out, "put right", &summary.repaired)
-}
-
-/// One line of counts, the largest first; none if there are none.
-fn print_counts<K: Display + Ord>(out: &mut impl Write, what: &str, counts: &BTreeMap<K, u64>) -> io::Result<()> {
-    if counts.is_empty() {
-        return Ok(());
+    let (name, events, bytes) = (output.display(), HumanCount(written.events), HumanBytes(written.file_bytes));
+    // A pipe has no length.
+    let of_source = match std::fs::metadata(source) {
+        Ok(metadata) if metadata.is_file() => format!(" from {} of source", HumanBytes(metadata.len())),
+        _ => String::new(),
+    };
+    writeln!(out, "{name}: {events} events, {bytes}{of_source}, in {:.2} s", took.as_secs_f64())?;
+    let (all, unmatched) = (HumanCount(summary.matched + summary.unmatched), HumanCount(summary.unmatched));
+    match (summary.matched, summary.unmatched) {
+        (0, 0) => writeln!(out, "  no device work")?,
+        (_, 0) => writeln!(out, "  device work: {all}, each with the call that launched it")?,
+        _ => writeln!(out, "  device work: {all}, {unmatched} of it launched before the recording began")?,
     }
-    let mut counts: Vec<(&K, &u64)> = counts.iter().collect();
-    counts.sort_by_key(|(_, count)| std::cmp::Reverse(**count));
-    let counts: Vec<String> = counts.iter().map(|(name, count)| format!("{name} {count}")).collect();
-    writeln!(out, "  {what}: {}", counts.join(", "))
+    write_counts(&mut out, "  ", "kept", summary.kept.iter().map(|(kind, count)| (*kind, *count)))?;
+    write_counts(&mut out, "  ", "put right", summary.repaired.iter().map(|(what, count)| (*what, *count)))?;
+    write_not_kept(&mut out, "  ", &summary.all_not_kept())
 }
 
 #[cfg(test)]

@@ -6,16 +6,25 @@ use std::path::PathBuf;
 use anyhow::Result;
 use serde::Serialize;
 
+use super::counts::write_not_kept;
 use super::load::{Loaded, Losses, load};
 use super::{Outcome, note_losses, write_json};
-use crate::human::{HumanBytes, HumanCount, duration, share, text_table};
+use crate::human::{HumanBytes, HumanCount, counted, duration, share, text_table};
 use crate::timeline::Selection;
+use crate::timeline::names::printable;
 use crate::timeline::summary::{KernelSummary, Summary};
 
 /// The options of `analyze info`.
 #[derive(clap::Args, Debug)]
+#[command(after_help = "\
+Examples:
+  analyze info run.ktape                          events, devices, streams
+  analyze info run.ktape --kernels | head -40     the kernels with the most time
+  analyze info run.ktape --from 1s --to 2s        the same of a part
+
+Busy is the time in which at least one kernel, copy or memset ran: what overlaps counts once.")]
 pub struct Args {
-    /// A tape, or a trace that `analyze import` reads
+    /// A tape, or a PyTorch profiler trace
     #[arg(value_name = "TRACE")]
     trace: PathBuf,
     /// List every kernel with its calls and its total time, longest first
@@ -81,9 +90,15 @@ fn print(out: &mut impl Write, loaded: &Loaded, info: &Info<'_>) -> Result<()> {
         if info.closed { "" } else { " (not closed: still being written, or its writer was killed)" },
     )?;
     for process in &summary.processes {
-        write!(out, "process {}", process.pid)?;
+        // PyTorch writes the cost of its profiler as threads of a process -1, and the importer the device work of a
+        // trace without any host events as that of one without threads.
+        match (process.pid, process.threads) {
+            (-1, 0) => write!(out, "process not known")?,
+            (-1, _) => write!(out, "the profiler's own overhead (process -1)")?,
+            (pid, _) => write!(out, "process {pid}")?,
+        }
         if !process.name.is_empty() {
-            write!(out, " {}", process.name)?;
+            write!(out, " {}", printable(&process.name))?;
         }
         if let Some(rank) = &process.rank {
             write!(out, ", rank {rank}")?;
@@ -91,18 +106,18 @@ fn print(out: &mut impl Write, loaded: &Loaded, info: &Info<'_>) -> Result<()> {
         if let Some(size) = &process.world_size {
             write!(out, " of {size}")?;
         }
-        writeln!(out, ", {} threads", process.threads)?;
+        writeln!(out, ", {}", counted(process.threads, "thread"))?;
     }
     for device in summary.devices.iter().filter(|device| device.kernels + device.copies > 0) {
         writeln!(
             out,
-            "device {} {}: busy {} of {} ({}), {} kernels, {} copies and memsets",
+            "device {}{}: busy {} of {} ({}), {}, {} copies and memsets",
             device.index,
-            device.name,
+            if device.name.is_empty() { String::new() } else { format!(" {}", printable(&device.name)) },
             duration(device.busy_ns as f64),
             duration(device.span_ns as f64),
             share(device.busy_ns, device.span_ns),
-            HumanCount(device.kernels as u64),
+            counted(device.kernels, "kernel"),
             HumanCount(device.copies as u64),
         )?;
     }
@@ -110,7 +125,10 @@ fn print(out: &mut impl Write, loaded: &Loaded, info: &Info<'_>) -> Result<()> {
     for (kind, count) in loaded.timeline.events.counts().into_iter().filter(|(_, count)| *count > 0) {
         table.add_row([kind.to_owned(), HumanCount(count as u64).to_string()]);
     }
-    writeln!(out, "{table}")?;
+    match table.row_count() {
+        0 => writeln!(out, "no events")?,
+        _ => writeln!(out, "{}", table.trim_fmt())?,
+    }
     if let [_, _, ..] = summary.streams[..] {
         let mut table = text_table(["device", "context", "stream", "operations", "busy"], &[]);
         for stream in &summary.streams {
@@ -122,7 +140,7 @@ fn print(out: &mut impl Write, loaded: &Loaded, info: &Info<'_>) -> Result<()> {
                 duration(stream.busy_ns as f64),
             ]);
         }
-        writeln!(out, "{table}")?;
+        writeln!(out, "{}", table.trim_fmt())?;
     }
     if let Some(kernels) = &info.kernels {
         let mut table = text_table(["calls", "total", "kernel"], &[2]);
@@ -130,15 +148,10 @@ fn print(out: &mut impl Write, loaded: &Loaded, info: &Info<'_>) -> Result<()> {
             table.add_row([
                 HumanCount(kernel.calls).to_string(),
                 duration(kernel.total_ns as f64),
-                kernel.name.clone(),
+                printable(&kernel.name).into_owned(),
             ]);
         }
-        writeln!(out, "{table}")?;
+        writeln!(out, "{}", table.trim_fmt())?;
     }
-    if !summary.not_kept.is_empty() {
-        let parts: Vec<String> =
-            summary.not_kept.iter().map(|(what, count)| format!("{what} {}", HumanCount(*count))).collect();
-        writeln!(out, "not kept from the source: {}", parts.join(", "))?;
-    }
-    Ok(())
+    Ok(write_not_kept(out, "", &summary.not_kept)?)
 }

@@ -4,7 +4,7 @@ use std::fs::File;
 use std::io::Read as _;
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context as _, Result};
+use anyhow::{Context as _, Result, bail};
 use ktape_format::event::{Api, GraphLaunch, Launch};
 use ktape_format::{Damage, Events, Memory, Row as _, Tape, Wanted, header};
 use serde::Serialize;
@@ -59,6 +59,12 @@ pub struct Losses {
 pub fn load(path: &Path, selection: &Selection) -> Result<Loaded> {
     let name = || path.display().to_string();
     let mut magic = Vec::new();
+    // What the user named may be read more than once: first to learn what it is.
+    match std::fs::metadata(path).with_context(name)? {
+        kind if kind.is_dir() => bail!("{}: is a directory; name a trace in it", path.display()),
+        kind if !kind.is_file() => bail!("{}: is a pipe or device; write it to a file first", path.display()),
+        _ => {}
+    }
     let limit = header::MAGIC.len() as u64;
     File::open(path).and_then(|file| file.take(limit).read_to_end(&mut magic)).with_context(name)?;
     if magic == header::MAGIC { load_tape(path, selection).with_context(name) } else { load_foreign(path, selection) }

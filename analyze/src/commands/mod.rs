@@ -1,6 +1,7 @@
 //! One subcommand, one file. This one holds what they share: the list, how losses and JSON are written, the exit code.
 
 pub mod compare;
+pub mod counts;
 pub mod dump;
 pub mod flamegraph;
 pub mod import;
@@ -18,9 +19,13 @@ use clap::{Parser, Subcommand};
 use ktape_format::Table as _;
 use serde::Serialize;
 
+use crate::sampling;
+use crate::timeline::names::printable;
+use crate::timeline::selection;
+
 /// Reads GPU traces: what ran when, who launched it, and what a sampling profiler would have told you instead.
 #[derive(Parser)]
-#[command(name = "analyze", version, about, after_help = EXAMPLES)]
+#[command(name = "analyze", version, after_help = EXAMPLES)]
 struct Cli {
     #[command(subcommand)]
     command: Command,
@@ -94,11 +99,19 @@ pub fn main() -> ExitCode {
         Ok(Outcome::Losses) => ExitCode::from(3),
         Err(error) if is_broken_pipe(&error) => ExitCode::SUCCESS,
         Err(error) => {
+            // A file's errors carry its name; without one it was standard output.
+            let unnamed = error.chain().count() == 1 && error.is::<io::Error>();
+            let place = if unnamed { "cannot write standard output: " } else { "" };
             // A closed stderr leaves nobody to tell.
-            let _ = writeln!(io::stderr(), "error: {error:#}");
-            ExitCode::FAILURE
+            let _ = writeln!(io::stderr(), "error: {place}{}", printable(&format!("{error:#}")));
+            if is_usage(&error) { ExitCode::from(2) } else { ExitCode::FAILURE }
         }
     }
+}
+
+/// Whether the command line was wrong, in a way that its parser cannot see.
+fn is_usage(error: &anyhow::Error) -> bool {
+    error.is::<selection::Error>() || matches!(error.downcast_ref(), Some(sampling::Error::KernelsOnCpu))
 }
 
 fn run(command: Command) -> Result<Outcome> {

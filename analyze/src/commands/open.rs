@@ -24,10 +24,13 @@ const PAGE: &str = "https://ui.perfetto.dev";
 /// The options of `analyze open`.
 #[derive(clap::Args, Debug)]
 #[command(after_help = "\
-The page at ui.perfetto.dev runs in your browser and reads the trace from this machine (127.0.0.1:9001, the one port
-it may read from); nothing is uploaded. On a remote machine, forward the port first: ssh -L 9001:127.0.0.1:9001 HOST")]
+The page at ui.perfetto.dev runs in your browser and reads the trace from this machine (127.0.0.1:9001, the one port \
+it may read from); nothing is uploaded. On a remote machine, forward the port first and open the link there:
+
+  ssh -L 9001:127.0.0.1:9001 HOST analyze open --no-browser run.ktape")]
 pub struct Args {
     /// A Perfetto trace (.pftrace, .pftrace.gz), or a tape or PyTorch profiler trace, which is turned into one first
+    #[arg(value_name = "TRACE")]
     input: PathBuf,
     /// Only print the link
     #[arg(long)]

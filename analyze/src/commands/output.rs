@@ -4,7 +4,7 @@ use std::fs::File;
 use std::io::{self, BufWriter, Write as _};
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context as _, Result, bail};
+use anyhow::{Context as _, Result, anyhow, bail};
 use tempfile::NamedTempFile;
 
 /// A file on its way. Dropped before [`Output::commit`], it leaves nothing.
@@ -16,16 +16,18 @@ pub struct Output {
 }
 
 impl Output {
-    /// Begins a file that will be called `target`.
+    /// Begins a file that will be called `target`, which [`ensure_free`] was asked about.
     pub fn create(target: &Path, force: bool) -> Result<Output> {
-        ensure_free(target, force)?;
-        let folder = target.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
         let mut builder = tempfile::Builder::new();
         builder.prefix(".").suffix(".part");
         // A temporary file is private by default; the user's file gets the permissions that any new file gets.
         #[cfg(unix)]
         builder.permissions(std::os::unix::fs::PermissionsExt::from_mode(0o666));
-        let beside = builder.tempfile_in(folder).with_context(|| format!("cannot write {}", target.display()))?;
+        let beside = builder.tempfile_in(folder(target)).map_err(|error| {
+            // Its text names the temporary file, which tells the user nothing; beneath is the system's own error.
+            let plain = error.get_ref().and_then(|named| named.source()).map_or(error.to_string(), ToString::to_string);
+            anyhow!("cannot write {}: {plain}", target.display())
+        })?;
         Ok(Output { target: target.to_owned(), beside, force })
     }
 
@@ -48,16 +50,42 @@ impl Output {
     }
 }
 
-/// Refuses a target that exists, unless `force`. Called before the work, so that nobody waits for a refusal.
-pub fn ensure_free(target: &Path, force: bool) -> Result<()> {
-    if target.is_dir() {
-        bail!("{}: is a directory; name a file in it", target.display());
+/// Whether the user asked for standard output instead of a file.
+pub fn is_stdout(target: &Path) -> bool {
+    target == Path::new("-")
+}
+
+/// Refuses a target that must not be written: one that exists, unless `force`, and with it what is no file of ours to
+/// replace. Called before the work, so that nobody waits for a refusal.
+pub fn ensure_free(target: &Path, input: &Path, force: bool) -> Result<()> {
+    let name = target.display();
+    if is_stdout(target) {
+        bail!("`-`: this output cannot go to standard output; name a file");
     }
-    // A rename would put a file into the place of a device or pipe (`-o /dev/null`, as root).
-    if target.exists() && !target.is_file() {
-        bail!("{}: is no ordinary file; name one that is, or a new one", target.display());
+    let Ok(metadata) = target.metadata() else {
+        return match folder(target) {
+            folder if folder.is_dir() => Ok(()),
+            folder => bail!("cannot write {name}: there is no folder {}; make it first", folder.display()),
+        };
+    };
+    if metadata.is_dir() {
+        bail!("{name}: is a directory; name a file in it");
     }
-    if target.exists() && !force { Err(exists(target)) } else { Ok(()) }
+    // Renamed into place, the output would take the place of the device or pipe instead of going into it.
+    if !metadata.is_file() {
+        bail!("{name}: is not a regular file; name another");
+    }
+    if !force {
+        return Err(exists(target));
+    }
+    if target.canonicalize().ok().zip(input.canonicalize().ok()).is_some_and(|(target, input)| target == input) {
+        bail!("{name}: is the input; give another name");
+    }
+    Ok(())
+}
+
+fn folder(target: &Path) -> &Path {
+    target.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."))
 }
 
 /// Writes all of a file by one function.
@@ -72,5 +100,5 @@ pub fn write<T>(target: &Path, force: bool, fill: impl FnOnce(&mut BufWriter<&Fi
 }
 
 fn exists(target: &Path) -> anyhow::Error {
-    anyhow::anyhow!("{} exists; give another name, or --force to replace it", target.display())
+    anyhow!("{} exists; give another name, or --force to replace it", target.display())
 }

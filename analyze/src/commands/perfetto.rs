@@ -1,10 +1,10 @@
 //! `analyze perfetto`: writes a trace for ui.perfetto.dev.
 
 use std::io::{self, BufWriter, IsTerminal as _, Write};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::Instant;
 
-use anyhow::{Context as _, Result, bail};
+use anyhow::{Result, bail};
 use serde::Serialize;
 
 use super::load::{Loaded, Losses, load};
@@ -20,6 +20,7 @@ Open the result at https://ui.perfetto.dev, or let `analyze open` do that. The t
 See docs/perfetto.md for what is where in it.")]
 pub struct Args {
     /// A tape, or a PyTorch profiler trace
+    #[arg(value_name = "TRACE")]
     input: PathBuf,
     /// Where to write the Perfetto trace; `-` is standard output
     #[arg(short, long, value_name = "FILE")]
@@ -50,17 +51,17 @@ struct Report<'a> {
 
 /// Runs `analyze perfetto`.
 pub fn run(args: &Args) -> Result<Outcome> {
-    let to_stdout = args.output == Path::new("-");
+    let to_stdout = output::is_stdout(&args.output);
     if to_stdout && io::stdout().is_terminal() {
         bail!("a trace is binary: name a file (-o out.pftrace), or send standard output somewhere else");
     }
     if !to_stdout {
-        output::ensure_free(&args.output, args.force)?;
+        output::ensure_free(&args.output, &args.input, args.force)?;
     }
     let loaded = load(&args.input, &args.selection)?;
     let began = Instant::now();
     let summary = if to_stdout {
-        perfetto::write(&loaded.timeline, BufWriter::new(io::stdout()), args.gz).context("writing the trace")?
+        perfetto::write(&loaded.timeline, BufWriter::new(io::stdout()), args.gz)?
     } else {
         output::write(&args.output, args.force, |out| perfetto::write(&loaded.timeline, out, args.gz))?
     };

@@ -8,7 +8,7 @@ use std::fmt::Write as _;
 use super::report::shown;
 use super::words::{clipped, labels, noun};
 use super::{Comparison, Row};
-use crate::human::{duration, percent};
+use crate::human::{HumanCount, duration, percent};
 
 const WIDTH: f64 = 1140.0;
 const NAMES: f64 = 410.0;
@@ -79,7 +79,7 @@ fn title(svg: &mut String, comparison: &Comparison) {
         20.0,
         30.0,
         "font-size=\"18\" font-weight=\"600\"",
-        &format!("What a {} Hz profiler reports, and the exact {what} time", comparison.hz),
+        &format!("What a {} Hz profiler reports, and the exact {what} time", HumanCount(u64::from(comparison.hz))),
     );
     text(
         svg,
@@ -87,7 +87,7 @@ fn title(svg: &mut String, comparison: &Comparison) {
         52.0,
         &format!("fill=\"{GREY}\""),
         &format!(
-            "{} by exact time, in profiles of {window}. Over all profiles {} of the time goes to the wrong {}, on average.",
+            "{} by exact time, in profiles of {window}. On average {} of the time is credited to the wrong {}.",
             capitalised(noun(comparison.by, 2)),
             percent(comparison.share_error_mean),
             noun(comparison.by, 2),
@@ -104,6 +104,10 @@ fn ticks(svg: &mut String, axis: &Axis, bottom: f64) {
         );
         text(svg, x, HEAD - 12.0, &format!("text-anchor=\"middle\" font-size=\"11\" fill=\"{GREY}\""), &label);
     }
+    if axis.is_log {
+        let style = format!("font-size=\"11\" font-style=\"italic\" fill=\"{GREY}\"");
+        text(svg, WIDTH - NOTES + 26.0, HEAD - 12.0, &style, "logarithmic scale");
+    }
 }
 
 fn draw_row(svg: &mut String, axis: &Axis, comparison: &Comparison, row: &Row, label: &str, y: f64) {
@@ -112,7 +116,7 @@ fn draw_row(svg: &mut String, axis: &Axis, comparison: &Comparison, row: &Row, l
     let (low, high) = (axis.x(row.sampled_ns_p05 as f64), axis.x(row.sampled_ns_p95 as f64));
     let stranger = row.is_false_friend(comparison.top);
     let details = format!(
-        "{}\n{} calls, exact {} (#{}); 5–95 % of profiles say {} – {}; missed by {}",
+        "{}\n{} calls, exact {} (#{}); 90 % of profiles report {} – {}; missed by {}",
         clipped(&row.key, 400),
         row.calls,
         duration(row.window_exact_ns_mean),
@@ -139,7 +143,8 @@ fn draw_row(svg: &mut String, axis: &Axis, comparison: &Comparison, row: &Row, l
         "<path d=\"M{exact:.1} {:.1}l4.5 9l-4.5 9l-4.5 -9z\" fill=\"{INK}\" stroke=\"#ffffff\" stroke-width=\"1.5\"/>",
         y - 9.0
     );
-    let missed = if row.p_missed > 0.0 { format!("missed by {}", percent(row.p_missed)) } else { "–".to_owned() };
+    let missed =
+        if row.p_missed > 0.0 { format!("missed by {}", percent(row.p_missed)) } else { "never missed".to_owned() };
     // The interval may be narrower than the diamond, so its colour is here too.
     let _ = writeln!(svg, "<circle cx=\"{}\" cy=\"{y:.1}\" r=\"5\" fill=\"{colour}\"/>", WIDTH - NOTES + 14.0);
     text(svg, WIDTH - NOTES + 26.0, y + 4.5, &format!("font-size=\"12\" fill=\"{GREY}\""), &missed);
@@ -151,8 +156,8 @@ fn legend(svg: &mut String, y: f64) {
     let _ = writeln!(svg, "<path d=\"M{x} {:.1}l4.5 9l-4.5 9l-4.5 -9z\" fill=\"{INK}\"/>", y - 13.0);
     text(svg, x + 12.0, y, "font-size=\"12\"", "exact");
     x += 78.0;
-    text(svg, x, y, "font-size=\"12\"", "5 – 95 % of profiles:");
-    x += 136.0;
+    text(svg, x, y, "font-size=\"12\"", "what 90 % of profiles report:");
+    x += 182.0;
     for (_, colour, words) in CLASSES.iter().rev() {
         let _ = writeln!(
             svg,
@@ -160,7 +165,7 @@ fn legend(svg: &mut String, y: f64) {
             y - 10.0
         );
         text(svg, x + 33.0, y, "font-size=\"12\"", words);
-        x += 62.0 + words.chars().count() as f64 * 6.6;
+        x += 52.0 + words.chars().count() as f64 * 6.6;
     }
 }
 

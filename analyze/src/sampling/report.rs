@@ -3,49 +3,62 @@
 use std::io::{self, Write};
 
 use comfy_table::{Cell, Color, Table};
+use textwrap::{Options, WordSeparator};
 
 use super::verdict::verdict;
-use super::words::{NAME_COLUMNS, counted, labels, noun};
+use super::words::{NAME_COLUMNS, average, counted, labels, noun};
 use super::work::Sampler;
 use super::{Comparison, Row};
 use crate::human::{self, HumanCount, duration, percent};
 
-/// Writes comparisons of one trace: a summary if there are several, then each.
-pub fn write(out: &mut impl Write, comparisons: &[Comparison]) -> io::Result<()> {
+/// Writes comparisons of one trace: a summary if there are several, then each, then what the columns mean. Sentences
+/// are broken after `columns` characters; tables are as wide as they are.
+pub fn write(out: &mut impl Write, comparisons: &[Comparison], columns: usize) -> io::Result<()> {
     let Some(first) = comparisons.first() else { return Ok(()) };
-    writeln!(out, "{}", what_was_sampled(first))?;
+    writeln!(out, "{}", wrapped(&what_was_sampled(first), columns))?;
     for note in &first.notes {
-        writeln!(out, "Note: {note}.")?;
+        writeln!(out, "{}", wrapped(&format!("Note: {note}."), columns))?;
     }
     if comparisons.len() > 1 {
-        writeln!(out, "\n{}", summary(comparisons))?;
+        writeln!(out, "\n{}", summary(comparisons).trim_fmt())?;
     }
     for comparison in comparisons {
-        writeln!(out, "\n{}", heading(comparison))?;
-        writeln!(out, "{}\n", table(comparison))?;
+        writeln!(out, "\n{}", wrapped(&heading(comparison), columns))?;
+        writeln!(out, "{}\n", table(comparison).trim_fmt())?;
         for sentence in verdict(comparison) {
-            write_wrapped(out, &sentence)?;
+            writeln!(out, "{}", wrapped(&sentence, columns))?;
         }
     }
-    Ok(())
+    writeln!(out)?;
+    legend(first.top).into_iter().try_for_each(|(column, means)| writeln!(out, "{column:<12}  {means}"))
 }
 
-/// Breaks a paragraph at words, in lines of the table's width.
-fn write_wrapped(out: &mut impl Write, paragraph: &str) -> io::Result<()> {
-    const COLUMNS: usize = 116;
-    let mut column = 0;
+/// Breaks a paragraph at words. A figure keeps its unit.
+fn wrapped(paragraph: &str, columns: usize) -> String {
+    const UNITS: [&str; 6] = ["%", "ns", "µs", "ms", "s", "Hz"];
+    let mut glued = String::with_capacity(paragraph.len());
     for word in paragraph.split(' ') {
-        let length = word.chars().count();
-        // A figure keeps its sign, even beyond the edge.
-        if column > 0 && column + 1 + length > COLUMNS && !word.starts_with('%') {
-            write!(out, "\n ")?;
-            column = 1;
-        }
-        let space = if column > 0 { " " } else { "" };
-        write!(out, "{space}{word}")?;
-        column += space.len() + length;
+        let is_unit = UNITS.contains(&word.trim_end_matches([',', '.', ';', ':', ')']));
+        let space = if is_unit { "\u{a0}" } else { " " };
+        glued += if glued.is_empty() { "" } else { space };
+        glued += word;
     }
-    writeln!(out)
+    let options =
+        Options::new(columns).subsequent_indent("  ").word_separator(WordSeparator::AsciiSpace).break_words(false);
+    textwrap::fill(&glued, options).replace('\u{a0}', " ")
+}
+
+/// What the columns of the tables mean, so that nobody has to look it up.
+fn legend(top: usize) -> [(String, String); 7] {
+    [
+        ("Seen".to_owned(), "chance that one call gets a sample".to_owned()),
+        ("Profiles say".to_owned(), "what 90 % of the profiles report: 5 % report less, 5 % more".to_owned()),
+        ("Missed".to_owned(), "profiles without any sample of it".to_owned()),
+        (format!("Top {top}"), format!("profiles that have it among their first {top}")),
+        ("Rank".to_owned(), "its place in 90 % of the profiles; – is none".to_owned()),
+        ("!".to_owned(), format!("blind spot: in the true top {top}, but not in that of most profiles")),
+        ("?".to_owned(), format!("false friend: not in the true top {top}, but in that of most profiles")),
+    ]
 }
 
 fn what_was_sampled(comparison: &Comparison) -> String {
@@ -92,9 +105,10 @@ fn heading(comparison: &Comparison) -> String {
             format!("the whole trace of {}", duration(comparison.span_ns as f64))
         }
         windows => format!(
-            "{} of {} each{}",
+            "{} of {}{}{}",
             counted(windows, "profile"),
             duration(comparison.window_ns as f64),
+            if windows == 1 { "" } else { " each" },
             match comparison.uncovered_ns {
                 0 => String::new(),
                 rest => format!(" (the last {} are in none)", duration(rest as f64)),
@@ -107,7 +121,7 @@ fn heading(comparison: &Comparison) -> String {
             format!("{} random runs, seed {}", HumanCount(u64::from(runs)), comparison.seed.unwrap_or_default())
         }
     };
-    format!("{sampler} sampler at {} Hz over {window}; {how}", comparison.hz)
+    format!("{sampler} sampler at {} Hz over {window}; {how}", HumanCount(u64::from(comparison.hz)))
 }
 
 fn table(comparison: &Comparison) -> Table {
@@ -169,9 +183,9 @@ fn summary(comparisons: &[Comparison]) -> Table {
     );
     for comparison in comparisons {
         table.add_row([
-            comparison.hz.to_string(),
+            HumanCount(u64::from(comparison.hz)).to_string(),
             duration(comparison.window_ns as f64),
-            format!("{:.1}", comparison.samples_mean),
+            average(comparison.samples_mean),
             percent(comparison.share_error_mean),
             percent(comparison.unseen_mean),
             format!("{} of {}", comparison.blind_spots.len(), comparison.top.min(comparison.rows.len())),
@@ -201,11 +215,10 @@ mod tests {
 
     #[test]
     fn paragraphs_break_at_words() {
-        let mut out = Vec::new();
-        write_wrapped(&mut out, &["word"; 30].join(" ")).unwrap();
-        let text = String::from_utf8(out).unwrap();
+        let text = wrapped(&["word"; 30].join(" "), 116);
         let lines: Vec<&str> = text.lines().collect();
         assert_eq!((lines.len(), lines[0].len()), (2, 23 * 5 - 1));
         assert!(lines[1].starts_with("  word"));
+        assert_eq!(wrapped("some 10 % of it", 7), "some\n  10 %\n  of it", "a figure keeps its unit");
     }
 }

@@ -5,7 +5,7 @@ use std::borrow::Cow;
 use super::work::By;
 use super::{Comparison, Row};
 use crate::human::HumanCount;
-use crate::timeline::names::demangled;
+use crate::timeline::names::{demangled, printable};
 
 /// A name gets as much room as makes the table 120 columns wide.
 pub(super) const NAME_COLUMNS: usize = 44;
@@ -36,10 +36,11 @@ pub(super) fn labels(comparison: &Comparison, rows: &[&Row], columns: usize) -> 
             if twins.is_empty() || comparison.by == By::Stack {
                 return clip(comparison, &row.label, columns);
             }
+            let label = printable(&row.label);
             let name = demangled(&row.key);
             let same = twins.iter().map(|twin| common_prefix(&name, twin)).min().unwrap_or(0);
-            let differs = clipped_end(&name[same..], columns / 2);
-            format!("{} …{differs}", clipped(&row.label, columns - 2 - differs.chars().count()))
+            let differs = clipped_end(&printable(&name[same..]), columns / 2);
+            format!("{} …{differs}", clipped(&label, columns - 2 - differs.chars().count()))
         })
         .collect()
 }
@@ -53,15 +54,12 @@ fn common_prefix(a: &str, b: &str) -> usize {
         .map_or(0, |at| a[at..].chars().next().map_or(at, |c| at + c.len_utf8()))
 }
 
-/// A name within a sentence.
-pub(super) fn short(comparison: &Comparison, label: &str) -> String {
-    clip(comparison, label, NAME_COLUMNS)
-}
-
-fn clip(comparison: &Comparison, label: &str, columns: usize) -> String {
+/// A name in at most `columns` characters.
+pub(super) fn clip(comparison: &Comparison, label: &str, columns: usize) -> String {
+    let label = printable(label);
     match comparison.by {
-        By::Stack => clipped_start(label, columns),
-        By::Kernel | By::Function => clipped(label, columns),
+        By::Stack => clipped_start(&label, columns),
+        By::Kernel | By::Function => clipped(&label, columns),
     }
 }
 
@@ -99,6 +97,15 @@ pub(super) fn duration_exact(ns: u64) -> String {
     format!("{:.3} ms", ns as f64 / 1e6)
 }
 
+/// A mean number of things: with a decimal as long as that matters.
+pub(super) fn average(number: f64) -> String {
+    match number {
+        ..0.95 => format!("{number:.2}"),
+        ..999.95 => format!("{number:.1}"),
+        _ => HumanCount(number.round() as u64).to_string(),
+    }
+}
+
 /// `1,234 streams`; `1 stream`.
 pub(super) fn counted(number: u64, noun: &str) -> String {
     format!("{} {noun}{}", HumanCount(number), if number == 1 { "" } else { "s" })
@@ -116,6 +123,7 @@ mod tests {
 
     #[test]
     fn names_that_are_clipped_and_bars() {
+        assert_eq!([0.015, 56.7, 1490.4].map(average), ["0.01", "56.7", "1,490"]);
         assert_eq!(clipped("abcdefghij", 5), "ab…ij");
         assert_eq!(sparkline(&[0, 5, 10]), "▁▅█");
     }

@@ -7,6 +7,13 @@ use ktape_format::Definitions;
 use ktape_format::definition::{Frame, KernelName, Stack, frame_kind};
 use rustc_hash::FxHashMap;
 
+/// A text from a stranger's file on one line, without power over a terminal and fit for XML: control characters, which
+/// XML does not have even escaped, become a sign.
+pub fn printable(text: &str) -> Cow<'_, str> {
+    let odd = |c: char| c.is_control() || matches!(c, '\u{fffe}' | '\u{ffff}');
+    if text.contains(odd) { Cow::Owned(text.replace(odd, "\u{fffd}")) } else { Cow::Borrowed(text) }
+}
+
 /// The C++ name behind a mangled one; the name itself where it is not mangled or cannot be read.
 ///
 /// Recursion is capped: kernel names come from strangers, and CUTLASS nests templates deeply.
@@ -309,6 +316,9 @@ mod tests {
         );
         assert_eq!(short_kernel_name("ampere_sgemm_128x64_nn"), "ampere_sgemm_128x64_nn");
         assert_eq!(short_kernel_name("_Z9my_kernelPfi"), "my_kernel");
+        let guarded =
+            "std::enable_if<(((8)>(0)))&&vllm::convert<c10::BFloat16>::exists, void>::type vllm::norm<8>(int)";
+        assert_eq!(short_kernel_name(guarded), "vllm::norm", "the return type is no name, `>` within `()` no bracket");
         assert_eq!(short_kernel_name("_Znonsense"), "_Znonsense");
         assert_eq!(short_kernel_name("(weird)"), "(weird)");
     }

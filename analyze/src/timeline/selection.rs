@@ -26,21 +26,52 @@ pub struct Selection {
     pub pid: Vec<i64>,
 }
 
+/// A selection that no trace can answer.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Error {
+    /// A kind that does not exist.
+    #[error("there is no event kind `{kind}`; the kinds are {kinds}")]
+    UnknownKind {
+        /// What was asked for.
+        kind: String,
+        /// What there is.
+        kinds: String,
+    },
+    /// The end is not after the start.
+    #[error("--to ({to_ns} ns) is not after --from ({from_ns} ns), so nothing can be selected")]
+    Backwards {
+        /// The start.
+        from_ns: i64,
+        /// The end.
+        to_ns: i64,
+    },
+}
+
 impl Selection {
-    /// What to read of a trace whose first event began at `first_ns`. Fails on a kind that does not exist.
-    pub fn wanted(&self, first_ns: i64) -> Result<Wanted> {
+    /// Whether everything is selected.
+    pub fn is_everything(&self) -> bool {
+        self.from.is_none() && self.to.is_none() && self.kind.is_empty() && self.pid.is_empty()
+    }
+
+    /// What to read of a trace whose first event began at `first_ns`.
+    pub fn wanted(&self, first_ns: i64) -> Result<Wanted, Error> {
+        if let (Some(from_ns), Some(to_ns)) = (self.from, self.to)
+            && from_ns >= to_ns
+        {
+            return Err(Error::Backwards { from_ns, to_ns });
+        }
         let known = kinds();
         let kind = |name: &String| match known.iter().find(|(_, known)| known == name) {
             Some((number, _)) => Ok(*number),
             None => {
-                let names: Vec<&str> = known.iter().map(|(_, name)| *name).collect();
-                bail!("there is no event kind `{name}`; the kinds are {}", names.join(", "))
+                let kinds: Vec<&str> = known.iter().map(|(_, name)| *name).collect();
+                Err(Error::UnknownKind { kind: name.clone(), kinds: kinds.join(", ") })
             }
         };
         Ok(Wanted {
             from_ns: self.from.map(|from| first_ns.saturating_add(from)),
             to_ns: self.to.map(|to| first_ns.saturating_add(to)),
-            kinds: self.kind.iter().map(kind).collect::<Result<_>>()?,
+            kinds: self.kind.iter().map(kind).collect::<Result<_, Error>>()?,
         })
     }
 

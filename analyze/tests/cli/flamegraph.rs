@@ -349,8 +349,9 @@ fn the_svg_draws_the_stacks_and_says_the_total() {
     assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
     let svg = fs::read_to_string(&path).unwrap();
     assert!(svg.contains("A &lt;b&gt; &amp; "), "the title is escaped");
-    assert!(svg.contains("1,400 ns of kernels, copies and memsets, exact"));
-    assert!(text(&output.stderr).contains("1,400 ns of kernels"));
+    assert!(svg.contains("1.4 µs (1,400 ns) of kernels, copies and memsets, exact"));
+    assert!(text(&output.stderr).contains("1.4 µs (1,400 ns) of kernels"));
+    assert!(svg.contains("color-scheme: only light"), "a browser that darkens pages must leave the text readable");
     let (total, frames) = svg_frames(&svg);
     assert_eq!(total, 1_400);
     let mut sums: HashMap<&str, u64> = HashMap::new();

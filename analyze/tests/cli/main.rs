@@ -5,6 +5,7 @@ mod compare;
 mod dump;
 mod everything;
 mod flamegraph;
+mod hostile;
 mod import;
 mod info;
 mod open;

@@ -121,7 +121,7 @@ fn what_would_be_ignored_or_overwritten_is_refused() {
     let trace = trace.to_str().unwrap();
     for (command, expected) in [
         (&["open", "run.pftrace", "--from", "1s", "--no-browser"][..], "name the tape"),
-        (&["perfetto", trace, "-o", "/dev/null", "--force"], "is no ordinary file"),
+        (&["perfetto", trace, "-o", "/dev/null", "--force"], "is not a regular file"),
         (&["import", trace], "a tape already"),
         (&["dump", trace, "--from=--5"], "expected a number"),
     ] {

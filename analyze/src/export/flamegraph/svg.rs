@@ -15,6 +15,7 @@ use inferno::flamegraph::{Direction, Options, TextTruncateDirection, from_lines}
 
 use super::tree::Tree;
 use super::{Class, Label};
+use crate::timeline::names::printable;
 
 /// The width of the picture: a page's, and most of a screen's.
 const WIDTH_PX: u64 = 1600;
@@ -24,6 +25,10 @@ const DRAWN_PER_PX: u64 = 10;
 
 /// What thin frames at the root stand on; inferno takes no weight for the root itself.
 const THIN_ROOTS: &str = "[too thin to be drawn]_[w]";
+
+/// What follows inferno's own style. A browser that darkens pages would darken the background and leave the text black;
+/// and the search, which inferno almost hides, is worth finding.
+const STYLE: &str = ":root { color-scheme: only light; }\n#search { opacity:0.6; }\n</style>";
 
 /// What is written around the picture.
 #[derive(Clone, Debug)]
@@ -61,10 +66,10 @@ pub fn write(tree: &Tree, caption: &Caption, out: &mut impl Write) -> io::Result
     let mut options = Options::default();
     options.palette_map = Some(&mut palette);
     options.bgcolors = Some(BackgroundColor::Flat(Color { r: 255, g: 255, b: 255 }));
-    options.title = caption.title.clone();
+    options.title = printable(&caption.title).into_owned();
     options.subtitle = Some(match hidden {
-        0 => caption.subtitle.clone(),
-        hidden => format!("{}; {hidden} frames are too thin to be drawn", caption.subtitle),
+        0 => printable(&caption.subtitle).into_owned(),
+        hidden => format!("{}; {hidden} frames are too thin to be drawn", printable(&caption.subtitle)),
     });
     options.count_name = caption.unit.clone();
     options.name_type = String::new();
@@ -75,7 +80,9 @@ pub fn write(tree: &Tree, caption: &Caption, out: &mut impl Write) -> io::Result
     options.image_width = Some(WIDTH_PX as usize);
     options.min_width = 0.0;
     options.flame_chart = true;
-    from_lines(&mut options, lines.iter().rev().map(String::as_str), out)?;
+    let mut svg = Vec::new();
+    from_lines(&mut options, lines.iter().rev().map(String::as_str), &mut svg)?;
+    out.write_all(String::from_utf8_lossy(&svg).replacen("</style>", STYLE, 1).as_bytes())?;
     Ok(hidden)
 }
 

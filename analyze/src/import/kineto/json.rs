@@ -67,8 +67,15 @@ fn expect_json(text: &[u8]) -> Result<(), Fault> {
         Some(b'{' | b'[') => return Ok(()),
         _ if text.starts_with(&ktape_format::header::MAGIC) => "a tape already; `analyze info` says what is on it",
         _ if text.starts_with(b"SQLite format 3\0") => {
-            "an SQLite database (Nsight Systems?), not the JSON of a PyTorch profiler trace"
+            "an SQLite database, as Nsight Systems exports it, which cannot be read yet; export a trace of PyTorch's \
+             profiler with `prof.export_chrome_trace(…)`"
         }
+        // PROTO and the protocol's number, 2 or later.
+        _ if matches!(text, [0x80, 2..=5, ..]) => {
+            "a Python pickle, as `torch.cuda.memory._dump_snapshot(…)` writes it, which cannot be read yet; export the \
+             trace itself with `prof.export_chrome_trace(…)`"
+        }
+        _ if text.starts_with(b"PK\x03\x04") => "a ZIP archive; unpack it and name the trace in it",
         _ => "not JSON; expected a PyTorch profiler trace, as `prof.export_chrome_trace(…)` writes it",
     };
     Err(Fault::NotATrace(found.to_owned()))

@@ -28,7 +28,7 @@ use source::Source;
 use write::Writer;
 
 pub use error::ImportError;
-pub use summary::Summary;
+pub use summary::{Reason, Summary};
 
 /// How far an import is, in bytes of the unpacked file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

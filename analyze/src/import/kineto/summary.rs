@@ -2,6 +2,8 @@
 
 use std::collections::BTreeMap;
 
+use super::arguments::{DERIVED, IDS};
+
 /// What an import did. The counts of [`Summary::kept`] and [`Summary::not_kept`] together are those of
 /// [`Summary::read`].
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -23,11 +25,9 @@ pub struct Summary {
 }
 
 impl Summary {
-    /// All that was not kept, for the tape's property: a JSON object of description to count.
-    pub fn not_kept_json(&self) -> String {
-        let all: BTreeMap<&str, u64> =
-            self.not_kept.iter().chain(&self.not_kept_parts).map(|(name, count)| (name.as_str(), *count)).collect();
-        serde_json::json!(all).to_string()
+    /// All that was not kept, entries and parts, by description.
+    pub fn all_not_kept(&self) -> BTreeMap<String, u64> {
+        self.not_kept.iter().chain(&self.not_kept_parts).map(|(name, count)| (name.clone(), *count)).collect()
     }
 
     /// Adds to the count of `what name` in one of the maps.
@@ -50,5 +50,75 @@ impl Summary {
     /// How many entries `traceEvents` has.
     pub fn entries(&self) -> u64 {
         self.read.values().sum()
+    }
+}
+
+/// Why it is no loss that something was not kept.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Reason {
+    /// It may be one.
+    Unknown,
+    /// What is on the tape says the same.
+    Derived,
+    /// It numbers one event, and the correlation joins what it joined.
+    Id,
+    /// It says how a viewer should show the trace.
+    Display,
+    /// It names a row that has no events.
+    EmptyRow,
+}
+
+impl Reason {
+    /// The reason for what [`Summary::not_kept`] or [`Summary::not_kept_parts`] counts under this description, and
+    /// what to call it beside others with the same reason.
+    pub fn of(description: &str) -> (Reason, &str) {
+        if let Some(name) = description.strip_prefix("argument ") {
+            let reason = match name {
+                name if IDS.contains(&name) => Reason::Id,
+                name if DERIVED.contains(&name) || name == "queued" => Reason::Derived,
+                _ => return (Reason::Unknown, description),
+            };
+            return (reason, name);
+        }
+        if let Some(entry) = description.strip_prefix("metadata of a row without events, ") {
+            return (Reason::EmptyRow, entry);
+        }
+        match description {
+            "address in a name" => (Reason::Id, description),
+            // The scope of an instant: how high a viewer draws it.
+            "key s" | "metadata process_sort_index" | "metadata thread_sort_index" => (Reason::Display, description),
+            _ if description.starts_with("flow ") => (Reason::Derived, description),
+            _ => (Reason::Unknown, description),
+        }
+    }
+
+    /// The heading of a list.
+    pub fn text(self) -> &'static str {
+        match self {
+            Reason::Unknown => "no place on the tape",
+            Reason::Derived => "follows from what is kept",
+            Reason::Id => "ids of single events",
+            Reason::Display => "only for display",
+            Reason::EmptyRow => "names of rows without events",
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Reason;
+
+    #[test]
+    fn what_is_not_known_to_be_no_loss_may_be_one() {
+        let reason = |description| Reason::of(description).0;
+        assert_eq!(Reason::of("argument Ev Idx"), (Reason::Id, "Ev Idx"));
+        assert_eq!(Reason::of("argument warps per SM"), (Reason::Derived, "warps per SM"));
+        assert_eq!(reason("flow ac2g"), Reason::Derived);
+        assert_eq!(Reason::of("metadata of a row without events, process_name"), (Reason::EmptyRow, "process_name"));
+        assert_eq!(reason("metadata process_sort_index"), Reason::Display);
+        for unknown in ["argument new in 2027", "event of phase N", "event without `ts`, category kernel", "key cname"]
+        {
+            assert_eq!(reason(unknown), Reason::Unknown, "{unknown}");
+        }
     }
 }

@@ -100,7 +100,7 @@ impl<S: Sink> Writer<'_, S> {
     pub(super) fn properties(&mut self, records: &Records) -> Result<(), Fault> {
         self.places.name(self.sink, records, &mut self.summary)?;
         self.places.rank(self.sink, records.distributed_info.as_deref())?;
-        let not_kept = self.summary.not_kept_json();
+        let not_kept = serde_json::json!(self.summary.all_not_kept()).to_string();
         self.sink.property(subject::TAPE, 0, property::NOT_KEPT, &not_kept)?;
         Ok(())
     }
