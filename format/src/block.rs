@@ -417,8 +417,6 @@ impl SectionDecoder {
     pub(crate) fn table<T: Table>(&mut self, section: &SectionInfo, tape: &[u8]) -> Option<T> {
         let rows = usize::try_from(section.rows).ok()?;
         let entries = entries(slice(tape, &section.range)?)?;
-        let mut table = T::default();
-        table.reset(rows);
         let known = T::Row::COLUMNS.len();
         self.bits.resize_with(self.bits.len().max(known), Vec::new);
         self.bits.iter_mut().for_each(Vec::clear);
@@ -441,9 +439,14 @@ impl SectionDecoder {
                     }
                 };
                 self.columns.column(encoded, rows, needed, &mut out)?;
-                table.set_column(index, &out);
                 self.bits[index] = out;
             }
+        }
+        let mut table = T::default();
+        for (index, bits) in self.bits.iter_mut().enumerate().take(known) {
+            // An absent column is all zeros.
+            bits.resize(rows, 0);
+            table.set_column(index, bits);
         }
         Some(table)
     }

@@ -139,8 +139,8 @@ impl Tape {
         let lost_bytes = self.damage.iter().fold(0_u64, |sum, damage| sum.saturating_add(damage.bytes));
         let mut lost_rows = lost_bytes.saturating_mul(MAX_ROWS_PER_BYTE);
         let blocks: Vec<&BlockInfo> = self.blocks.iter().filter(|block| block.kind == BlockKind::Data).collect();
-        // A few blocks for each core at a time, so that no more than these are in memory twice.
-        for blocks in blocks.chunks(4 * rayon::current_num_threads()) {
+        // Some blocks at a time, so that no more than these are in memory twice.
+        for blocks in at_once(&blocks) {
             let parts: Vec<Part> = blocks
                 .par_iter()
                 .map_init(SectionDecoder::new, |decoder, block| match decoder {
@@ -215,6 +215,23 @@ impl Data {
             Data::Owned(bytes) => bytes,
         }
     }
+}
+
+/// Parts `blocks` into runs that are decoded together: enough to keep all cores busy, few enough to hold twice.
+fn at_once<'a>(mut blocks: &'a [&'a BlockInfo]) -> impl Iterator<Item = &'a [&'a BlockInfo]> {
+    const ROWS: u64 = 1 << 21;
+    const BLOCKS: usize = 1 << 10;
+    std::iter::from_fn(move || {
+        let mut rows = 0_u64;
+        let fits = |block: &&&BlockInfo| {
+            let fits = rows < ROWS;
+            rows += block.rows;
+            fits
+        };
+        let (run, rest) = blocks.split_at(blocks.iter().take(BLOCKS).take_while(fits).count());
+        blocks = rest;
+        (!run.is_empty()).then_some(run)
+    })
 }
 
 /// What one block holds.
