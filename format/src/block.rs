@@ -29,6 +29,13 @@ pub const ALIGNMENT: u64 = 64;
 pub const MAX_ROWS: u64 = 1 << 20;
 /// No block's strings take more bytes.
 pub const MAX_TEXT_BYTES: u64 = 64 << 20;
+/// No directory is longer. All tables together need less than half; a walk over a damaged tape, which tries a block at
+/// every magic, reads no more than this for each.
+pub const MAX_DIRECTORY_BYTES: u32 = 4096;
+/// A section has at most this many rows for each of its bytes, so that a tape's size bounds what reading it allocates.
+pub const MAX_ROWS_PER_BYTE: u64 = 8;
+/// The strings' section has at most this much text for each of its bytes; for the same reason.
+pub const MAX_TEXT_PER_BYTE: u64 = 256;
 
 /// What a block is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -219,6 +226,8 @@ impl BlockEncoder {
         self.parameters.clear();
         self.columns.text(&text, &mut self.parameters, &mut self.bodies);
         self.entry(1, before);
+        let least_bytes = text.len().div_ceil(MAX_TEXT_PER_BYTE as usize);
+        self.bodies.resize(self.bodies.len().max(least_bytes), 0);
         self.section(DefinitionKind::String as u16, strings.len(), from as u64 + 1, (0, 0), 2);
     }
 
@@ -237,12 +246,15 @@ impl BlockEncoder {
         self.entries.extend_from_slice(&self.parameters);
     }
 
-    /// Moves the columns gathered into the payload: their number, the entries, the bodies.
+    /// Moves the columns gathered into the payload: their number, the entries, the bodies; zeros behind them where
+    /// they are fewer bytes than so many rows must have.
     fn section(&mut self, table: u16, rows: usize, first_id: u64, span: (i64, i64), columns: usize) {
         let before = self.payload.len();
         put(&mut self.payload, columns as u64);
         self.payload.append(&mut self.entries);
         self.payload.append(&mut self.bodies);
+        let least_bytes = rows.div_ceil(MAX_ROWS_PER_BYTE as usize);
+        self.payload.resize(self.payload.len().max(before + least_bytes), 0);
         self.rows += rows as u64;
         let bytes = (self.payload.len() - before) as u64;
         let duration = span.1.abs_diff(span.0);
@@ -301,7 +313,8 @@ impl BlockKind {
 }
 
 impl BlockInfo {
-    /// Reads the header and directory of the block at `offset` of a tape. Checks both, but not the payload.
+    /// Reads the header and directory of the block at `offset` of a tape. Checks both, but of the payload only that it
+    /// is all there; the padding may be missing.
     pub(crate) fn read(tape: &[u8], offset: u64) -> Result<BlockInfo, &'static str> {
         let bytes = usize::try_from(offset).ok().and_then(|at| tape.get(at..)).unwrap_or_default();
         let Some((header, rest)) = bytes.split_first_chunk::<HEADER_BYTES>() else {
@@ -312,6 +325,9 @@ impl BlockInfo {
         }
         let u32_at = |at: usize| u32::from_le_bytes(header[at..at + 4].try_into().expect("4 bytes"));
         let u64_at = |at: usize| u64::from_le_bytes(header[at..at + 8].try_into().expect("8 bytes"));
+        if u32_at(12) > MAX_DIRECTORY_BYTES {
+            return Err("a block's directory is impossibly long");
+        }
         let Some(directory) = rest.get(..u32_at(12) as usize) else {
             return Err("the file ends within a block's directory");
         };
@@ -324,8 +340,9 @@ impl BlockInfo {
             _ => return Err("a block of a kind that this version does not know"),
         };
         let from = offset + HEADER_BYTES as u64 + directory.len() as u64;
-        let to = from.checked_add(u64_at(48)).ok_or("a block's length is impossible")?;
-        let sections = sections(directory, from..to).ok_or("a block's directory contradicts itself")?;
+        let to = from.checked_add(u64_at(48)).filter(|&to| to <= tape.len() as u64);
+        let to = to.ok_or("the file ends within a block")?;
+        let sections = sections(directory, from..to, u64_at(40)).ok_or("a block's directory contradicts itself")?;
         Ok(BlockInfo {
             offset,
             kind,
@@ -340,7 +357,12 @@ impl BlockInfo {
         })
     }
 
-    /// The payload, if it is all there and matches its checksum.
+    /// The section of a table, if it has one.
+    pub(crate) fn section(&self, table: u16) -> Option<&SectionInfo> {
+        self.sections.iter().find(|section| section.table == table)
+    }
+
+    /// The payload, if it matches its checksum.
     pub(crate) fn payload<'a>(&self, tape: &'a [u8]) -> Result<&'a [u8], &'static str> {
         let Some(payload) = slice(tape, &self.payload) else { return Err("the file ends within a block") };
         if crc32c::crc32c(payload) != self.payload_crc {
@@ -354,23 +376,30 @@ fn slice<'a>(bytes: &'a [u8], range: &Range<u64>) -> Option<&'a [u8]> {
     bytes.get(usize::try_from(range.start).ok()?..usize::try_from(range.end).ok()?)
 }
 
-fn sections(mut directory: &[u8], payload: Range<u64>) -> Option<Vec<SectionInfo>> {
-    let mut sections = Vec::new();
+/// The sections of a block of `rows` rows, each table once and in order.
+fn sections(mut directory: &[u8], payload: Range<u64>, rows: u64) -> Option<Vec<SectionInfo>> {
+    let mut sections = Vec::<SectionInfo>::new();
     let mut at = payload.start;
+    // Definitions come first.
+    let place = |table: u16| (table < DefinitionKind::String as u16, table);
     while !directory.is_empty() {
         let table = u16::try_from(take(&mut directory)?).ok()?;
         let rows = take(&mut directory)?;
         let first_id = take(&mut directory)?;
         let first_ns = unzigzag(take(&mut directory)?);
         let last_ns = first_ns.checked_add_unsigned(take(&mut directory)?)?;
-        let end = at.checked_add(take(&mut directory)?)?;
-        if end > payload.end || rows > MAX_ROWS {
+        let bytes = take(&mut directory)?;
+        let end = at.checked_add(bytes).filter(|&end| end <= payload.end)?;
+        if rows > MAX_ROWS.min(bytes.saturating_mul(MAX_ROWS_PER_BYTE)) {
+            return None;
+        }
+        if sections.last().is_some_and(|before| place(before.table) >= place(table)) {
             return None;
         }
         sections.push(SectionInfo { table, rows, first_id, first_ns, last_ns, range: at..end });
         at = end;
     }
-    Some(sections)
+    (sections.iter().map(|section| section.rows).sum::<u64>() == rows).then_some(sections)
 }
 
 /// Decodes sections. Buffers and zstd contexts are reused from one to the next.
@@ -388,8 +417,6 @@ impl SectionDecoder {
     pub(crate) fn table<T: Table>(&mut self, section: &SectionInfo, tape: &[u8]) -> Option<T> {
         let rows = usize::try_from(section.rows).ok()?;
         let entries = entries(slice(tape, &section.range)?)?;
-        let mut table = T::default();
-        table.reset(rows);
         let known = T::Row::COLUMNS.len();
         self.bits.resize_with(self.bits.len().max(known), Vec::new);
         self.bits.iter_mut().for_each(Vec::clear);
@@ -412,9 +439,14 @@ impl SectionDecoder {
                     }
                 };
                 self.columns.column(encoded, rows, needed, &mut out)?;
-                table.set_column(index, &out);
                 self.bits[index] = out;
             }
+        }
+        let mut table = T::default();
+        for (index, bits) in self.bits.iter_mut().enumerate().take(known) {
+            // An absent column is all zeros.
+            bits.resize(rows, 0);
+            table.set_column(index, bits);
         }
         Some(table)
     }
@@ -427,7 +459,8 @@ impl SectionDecoder {
         let mut bits = Vec::new();
         self.columns.column(lengths, rows, None, &mut bits)?;
         let total = bits.iter().try_fold(0_u64, |sum, &length| sum.checked_add(length))?;
-        if total > MAX_TEXT_BYTES {
+        let most = (section.range.end - section.range.start).saturating_mul(MAX_TEXT_PER_BYTE);
+        if total > MAX_TEXT_BYTES.min(most) {
             return None;
         }
         let text = self.columns.text(text, total as usize)?;
@@ -436,12 +469,15 @@ impl SectionDecoder {
     }
 }
 
-/// The columns of a section, by number.
+/// The columns of a section, by number, each once and in order.
 fn entries(mut section: &[u8]) -> Option<Vec<(usize, Encoded<'_>)>> {
     let count = take(&mut section)?;
-    let mut heads = Vec::new();
+    let mut heads = Vec::<(usize, &[u8], u64)>::new();
     for _ in 0..count {
         let index = usize::try_from(take(&mut section)?).ok()?;
+        if heads.last().is_some_and(|&(before, ..)| before >= index) {
+            return None;
+        }
         let parameters_bytes = take(&mut section)?;
         let body_bytes = take(&mut section)?;
         heads.push((index, take_bytes(&mut section, parameters_bytes)?, body_bytes));

@@ -697,6 +697,19 @@ impl Events {
         let Ok(()) = visit_kinds(&mut Append(self, other));
     }
 
+    /// Removes all rows and keeps the memory for the next ones.
+    pub fn clear(&mut self) {
+        struct Clear<'a>(&'a mut Events);
+        impl KindVisitor for Clear<'_> {
+            type Error = Infallible;
+            fn visit<E: Event>(&mut self) -> Result<(), Infallible> {
+                E::table_mut(self.0).clear();
+                Ok(())
+            }
+        }
+        let Ok(()) = visit_kinds(&mut Clear(self));
+    }
+
     /// Sorts every table by start; rows that start together keep their order.
     pub fn sort_by_start(&mut self) {
         struct Sort<'a>(&'a mut Events);

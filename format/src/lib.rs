@@ -18,6 +18,7 @@ pub mod reader;
 mod staging;
 pub mod table;
 mod varint;
+mod walk;
 pub mod writer;
 
 pub use definition::{Definition, Definitions};

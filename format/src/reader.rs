@@ -5,25 +5,29 @@
 //! for. What cannot be read is [`Damage`], and said; the rest is given.
 
 use std::fs::File;
+use std::io::{Cursor, Read};
 use std::path::Path;
 
 use memmap2::Mmap;
 use rayon::prelude::*;
 
-use crate::block::{ALIGNMENT, BlockInfo, BlockKind, MAGIC, SectionDecoder, SectionInfo};
+use crate::block::{BlockInfo, BlockKind, MAX_ROWS_PER_BYTE, SectionDecoder, SectionInfo};
 use crate::definition::{Definition, DefinitionVisitor, Definitions, visit_definitions};
 use crate::error::{Damage, TapeError};
 use crate::event::{ClockPair, Event, Events, KindVisitor, Loss, visit_kinds};
-use crate::header::FileHeader;
-use crate::staging::halves;
+use crate::header::{FileHeader, HEADER_BYTES};
+use crate::staging::{Half, halves};
 use crate::table::{DefinitionKind, Row as _, Table};
+use crate::walk::{next_sequence, walk};
 
-/// A tape, opened: its header and the places of its blocks.
+/// A tape, opened: its header, the places of its blocks, and what was staged and not sealed.
 pub struct Tape {
     data: Data,
     header: FileHeader,
     blocks: Vec<BlockInfo>,
     damage: Vec<Damage>,
+    /// Only those that no block has the rows of.
+    halves: Vec<Half>,
 }
 
 enum Data {
@@ -58,26 +62,43 @@ pub struct Contents {
 impl Tape {
     /// Opens the tape at `path`, which is mapped, not read.
     pub fn open(path: &Path) -> Result<Tape, TapeError> {
-        let file = File::open(path)?;
-        if file.metadata()?.len() == 0 {
+        let mut file = File::open(path)?;
+        let length = file.metadata()?.len();
+        if length == 0 {
             return Err(TapeError::NotATape("is empty"));
         }
-        // SAFETY: a tape is only ever appended to, except that its writer rewrites the staging area, whose words are
-        // validated like any other bytes. Cutting a tape short while it is being read is the user's to avoid; the
-        // mapping would fault.
+        let mut front = Vec::new();
+        (&file).take(HEADER_BYTES as u64).read_to_end(&mut front)?;
+        let header = FileHeader::read(&front)?;
+        // The halves are copied before the blocks are looked for. So a half that the writer seals in between is among
+        // the blocks, and nothing that was on the tape when it was opened is missing.
+        let halves = halves(&mut file, length, &header)?;
+        // SAFETY: a tape is only ever appended to, except that its writer rewrites the staging area, which is not read
+        // through this mapping, and a block that it failed to write, whose checksum tells. Cutting a tape short while
+        // it is being read is the user's to avoid; the mapping would fault.
         let map = unsafe { Mmap::map(&file)? };
-        Tape::new(Data::Mapped(map))
+        Ok(Tape::new(Data::Mapped(map), header, halves))
     }
 
     /// Opens a tape that is in memory.
     pub fn from_bytes(bytes: Vec<u8>) -> Result<Tape, TapeError> {
-        Tape::new(Data::Owned(bytes))
+        let header = FileHeader::read(&bytes)?;
+        let halves = halves(&mut Cursor::new(&bytes), bytes.len() as u64, &header)?;
+        Ok(Tape::new(Data::Owned(bytes), header, halves))
     }
 
-    fn new(data: Data) -> Result<Tape, TapeError> {
-        let header = FileHeader::read(data.bytes())?;
-        let (blocks, damage) = walk(data.bytes(), header.blocks_offset());
-        Ok(Tape { data, header, blocks, damage })
+    fn new(data: Data, header: FileHeader, mut halves: Vec<Half>) -> Tape {
+        let (mut blocks, mut damage) = walk(data.bytes(), header.blocks_offset());
+        // The last block may not be whole yet, or for ever, while the half that it is written from still is.
+        if let Some(last) = blocks.pop_if(|last| {
+            halves.iter().any(|half| half.sequence == last.sequence) && last.payload(data.bytes()).is_err()
+        }) {
+            let bytes = data.bytes().len() as u64 - last.offset;
+            damage.push(Damage { offset: last.offset, bytes, rows: None, reason: "the last block is not whole" });
+        }
+        let closed = blocks.last().is_some_and(|block| block.kind == BlockKind::End);
+        halves.retain(|half| !closed && half.sequence >= next_sequence(&blocks));
+        Tape { data, header, blocks, damage, halves }
     }
 
     /// The header.
@@ -95,12 +116,13 @@ impl Tape {
         self.data.bytes().len() as u64
     }
 
-    /// When the first sealed event began, losses and clock pairs aside; `None` if there is none.
+    /// When the first event began, losses and clock pairs aside; `None` if there is none.
     pub fn first_ns(&self) -> Option<i64> {
-        let is_event = |section: &&SectionInfo| {
-            section.table < DefinitionKind::String as u16 && ![Loss::KIND, ClockPair::KIND].contains(&section.table)
-        };
-        self.blocks.iter().flat_map(|block| &block.sections).filter(is_event).map(|section| section.first_ns).min()
+        let counts =
+            |table: u16| table < DefinitionKind::String as u16 && ![Loss::KIND, ClockPair::KIND].contains(&table);
+        let sections = self.blocks.iter().flat_map(|block| &block.sections);
+        let sealed = sections.filter(|section| counts(section.table)).map(|section| section.first_ns);
+        sealed.chain(self.halves.iter().filter_map(|half| half.first_ns(counts))).min()
     }
 
     /// Whether the writer finished the tape. If not it is still being written, or its writer was killed.
@@ -111,28 +133,30 @@ impl Tape {
     /// Decodes what is wanted, on all cores. The result does not depend on their number.
     pub fn read(&self, wanted: &Wanted) -> Result<Contents, TapeError> {
         let tape = self.data.bytes();
-        let parts: Vec<Part> = self
-            .blocks
-            .par_iter()
-            .filter(|block| block.kind == BlockKind::Data)
-            .map_init(SectionDecoder::new, |decoder, block| match decoder {
-                Ok(decoder) => Ok(read_block(decoder, block, tape, wanted)),
-                Err(error) => Err(std::io::Error::new(error.kind(), error.to_string())),
-            })
-            .collect::<Result<_, _>>()?;
         let mut contents = Contents { damage: self.damage.clone(), ..Contents::default() };
-        // Ids are positions. Where a block is lost, at most as many definitions as its bytes have bits are missing,
-        // and never so many that a stranger's tape could fill the memory with them.
-        let most_lost = |damage: &[Damage]| {
-            damage.iter().fold(0_u64, |sum, part| sum.saturating_add(part.bytes.saturating_mul(8))).min(1 << 24)
-        };
-        for mut part in parts {
-            contents.damage.append(&mut part.damage);
-            if !part.definitions.append_to(&mut contents.definitions, most_lost(&contents.damage)) {
-                contents.damage.push(Damage { reason: "a block's definitions do not follow those before", ..part.all });
-                continue;
+        // Ids are positions. Where a block is lost, at most as many definitions as its bytes can hold are missing, and
+        // never so many that a stranger's tape could fill the memory with them.
+        let lost_bytes = self.damage.iter().fold(0_u64, |sum, damage| sum.saturating_add(damage.bytes));
+        let mut lost_rows = lost_bytes.saturating_mul(MAX_ROWS_PER_BYTE);
+        let blocks: Vec<&BlockInfo> = self.blocks.iter().filter(|block| block.kind == BlockKind::Data).collect();
+        // Some blocks at a time, so that no more than these are in memory twice.
+        for blocks in at_once(&blocks) {
+            let parts: Vec<Part> = blocks
+                .par_iter()
+                .map_init(SectionDecoder::new, |decoder, block| match decoder {
+                    Ok(decoder) => Ok(read_block(decoder, block, tape, wanted)),
+                    Err(error) => Err(std::io::Error::new(error.kind(), error.to_string())),
+                })
+                .collect::<Result<_, _>>()?;
+            for (block, mut part) in blocks.iter().zip(parts) {
+                contents.damage.append(&mut part.damage);
+                if append_definitions(block, &mut part.definitions, &mut contents.definitions, &mut lost_rows) {
+                    contents.events.append(&mut part.events);
+                } else {
+                    let reason = "a block's definitions do not follow those before";
+                    contents.damage.push(Damage { reason, ..block_damage(block) });
+                }
             }
-            contents.events.append(&mut part.events);
         }
         self.read_tail(wanted, &mut contents);
         contents.damage.sort_by_key(|damage| damage.offset);
@@ -141,28 +165,36 @@ impl Tape {
 
     /// Adds what was staged but not sealed.
     fn read_tail(&self, wanted: &Wanted, contents: &mut Contents) {
-        if self.is_closed() {
-            return;
-        }
-        let mut next = self.blocks.last().map_or(0, |block| block.sequence + 1);
-        for half in halves(self.data.bytes(), &self.header) {
+        let mut next = next_sequence(&self.blocks);
+        let mut whole = !self.halves.is_empty();
+        for half in &self.halves {
+            let mut damage = |reason| {
+                whole = false;
+                contents.damage.push(Damage { offset: half.offset, bytes: half.bytes(), rows: None, reason });
+            };
             if half.sequence != next {
+                damage("the block before this staged data is lost, and with it what the data refers to");
                 continue;
             }
-            next += 1;
-            let damage = |rows, reason| Damage { offset: half.offset, bytes: half.bytes(), rows, reason };
+            next = next.wrapping_add(1);
             if self.header.is_suspect() {
-                contents.damage.push(damage(None, "the host restarted before this staged data was sealed"));
+                damage("the host restarted before this staged data was sealed");
                 continue;
             }
             let mut events = Events::default();
-            let (rows, complete) = half.replay(&mut contents.definitions, &mut events);
-            contents.staged_rows += rows;
+            let defined = contents.definitions.len();
+            let complete = half.replay(&mut contents.definitions, &mut events);
+            contents.staged_rows += (contents.definitions.len() - defined + events.len()) as u64;
             if !complete {
-                contents.damage.push(damage(None, "staged data ends in a record that cannot be read"));
+                damage("staged data ends in a record that cannot be read");
             }
             wanted.keep(&mut events);
             contents.events.append(&mut events);
+        }
+        if whole {
+            // A block that was being written has cost nothing.
+            let end = self.blocks.last().map_or(self.header.blocks_offset(), |block| block.offset + block.bytes);
+            contents.damage.retain(|damage| damage.offset < end);
         }
     }
 }
@@ -185,69 +217,35 @@ impl Data {
     }
 }
 
-/// Finds the blocks from `from` on. Behind a damaged one it looks for the next place where a block begins.
-fn walk(tape: &[u8], from: u64) -> (Vec<BlockInfo>, Vec<Damage>) {
-    let (mut blocks, mut damage) = (Vec::<BlockInfo>::new(), Vec::new());
-    let length = tape.len() as u64;
-    let mut at = from;
-    if from > length {
-        damage.push(Damage { offset: length, bytes: 0, rows: None, reason: "the file ends within its staging area" });
-    }
-    while at < length {
-        let read = BlockInfo::read(tape, at).and_then(|block| {
-            let torn = at.checked_add(block.bytes).is_none_or(|end| end > length);
-            if torn && block.payload(tape).is_err() { Err("the file ends within a block") } else { Ok(block) }
-        });
-        match read {
-            Ok(block) => {
-                if blocks.last().is_some_and(|before| before.sequence + 1 != block.sequence) && damage.is_empty() {
-                    damage.push(Damage { offset: at, bytes: 0, rows: None, reason: "blocks are missing here" });
-                }
-                at += block.bytes;
-                blocks.push(block);
-            }
-            Err(reason) => {
-                let next = next_block(tape, at + ALIGNMENT);
-                let bytes = next.unwrap_or(length) - at;
-                damage.push(Damage { offset: at, bytes, rows: None, reason });
-                at = next.unwrap_or(length);
-            }
-        }
-    }
-    (blocks, damage)
-}
-
-fn next_block(tape: &[u8], from: u64) -> Option<u64> {
-    let from = usize::try_from(from).ok()?;
-    let places = tape.get(from..)?.chunks(ALIGNMENT as usize);
-    places.enumerate().find(|(_, place)| place.starts_with(&MAGIC)).map(|(n, _)| (from as u64) + n as u64 * ALIGNMENT)
+/// Parts `blocks` into runs that are decoded together: enough to keep all cores busy, few enough to hold twice.
+fn at_once<'a>(mut blocks: &'a [&'a BlockInfo]) -> impl Iterator<Item = &'a [&'a BlockInfo]> {
+    const ROWS: u64 = 1 << 21;
+    const BLOCKS: usize = 1 << 10;
+    std::iter::from_fn(move || {
+        let mut rows = 0_u64;
+        let fits = |block: &&&BlockInfo| {
+            let fits = rows < ROWS;
+            rows += block.rows;
+            fits
+        };
+        let (run, rest) = blocks.split_at(blocks.iter().take(BLOCKS).take_while(fits).count());
+        blocks = rest;
+        (!run.is_empty()).then_some(run)
+    })
 }
 
 /// What one block holds.
+#[derive(Default)]
 struct Part {
-    all: Damage,
-    definitions: NewDefinitions,
+    definitions: Definitions,
     events: Events,
     damage: Vec<Damage>,
 }
 
-/// The definitions of one block, and the id of each table's first.
-#[derive(Default)]
-struct NewDefinitions {
-    definitions: Definitions,
-    first_ids: Vec<u64>,
-}
-
 fn read_block(decoder: &mut SectionDecoder, block: &BlockInfo, tape: &[u8], wanted: &Wanted) -> Part {
-    let all = Damage { offset: block.offset, bytes: block.bytes, rows: Some(block.rows), reason: "" };
-    let mut part = Part {
-        all: all.clone(),
-        definitions: NewDefinitions::default(),
-        events: Events::default(),
-        damage: Vec::new(),
-    };
+    let mut part = Part::default();
     if let Err(reason) = block.payload(tape) {
-        part.damage.push(Damage { reason, ..all });
+        part.damage.push(Damage { reason, ..block_damage(block) });
         return part;
     }
     for section in &block.sections {
@@ -266,6 +264,10 @@ fn read_block(decoder: &mut SectionDecoder, block: &BlockInfo, tape: &[u8], want
     let Ok(()) = visit_definitions(&mut definitions);
     wanted.keep(&mut part.events);
     part
+}
+
+fn block_damage(block: &BlockInfo) -> Damage {
+    Damage { offset: block.offset, bytes: block.bytes, rows: Some(block.rows), reason: "" }
 }
 
 fn section_damage(section: &SectionInfo) -> Damage {
@@ -314,8 +316,13 @@ impl Wanted {
         self.kinds.is_empty() || self.kinds.contains(&E::KIND) || E::KIND == Loss::KIND
     }
 
-    fn overlaps(&self, first_ns: i64, last_ns: i64) -> bool {
-        self.from_ns.is_none_or(|from| last_ns > from || first_ns >= from) && self.to_ns.is_none_or(|to| first_ns < to)
+    fn overlaps(&self, start_ns: i64, end_ns: i64) -> bool {
+        self.from_ns.is_none_or(|from| end_ns > from || start_ns >= from) && self.to_ns.is_none_or(|to| start_ns < to)
+    }
+
+    /// Whether a row of a section can be wanted. One that ends exactly at `from` may be an instant, which is.
+    fn may_overlap(&self, section: &SectionInfo) -> bool {
+        self.from_ns.is_none_or(|from| section.last_ns >= from) && self.to_ns.is_none_or(|to| section.first_ns < to)
     }
 }
 
@@ -323,10 +330,7 @@ impl KindVisitor for ReadEvents<'_> {
     type Error = std::convert::Infallible;
     fn visit<E: Event>(&mut self) -> Result<(), Self::Error> {
         let section = self.section;
-        if section.table != E::KIND || !self.wanted.kind::<E>() {
-            return Ok(());
-        }
-        if !self.wanted.overlaps(section.first_ns, section.last_ns) {
+        if section.table != E::KIND || !self.wanted.kind::<E>() || !self.wanted.may_overlap(section) {
             return Ok(());
         }
         match self.decoder.table::<E::Table>(section, self.tape) {
@@ -341,22 +345,16 @@ struct ReadDefinitions<'a> {
     block: &'a BlockInfo,
     decoder: &'a mut SectionDecoder,
     tape: &'a [u8],
-    new: &'a mut NewDefinitions,
+    new: &'a mut Definitions,
     damage: &'a mut Vec<Damage>,
 }
 
 impl ReadDefinitions<'_> {
-    fn section(&mut self, table: u16) -> Option<SectionInfo> {
-        let section = self.block.sections.iter().find(|section| section.table == table).cloned();
-        self.new.first_ids.push(section.as_ref().map_or(0, |section| section.first_id));
-        section
-    }
-
     fn strings(&mut self) {
-        let Some(section) = self.section(DefinitionKind::String as u16) else { return };
-        match self.decoder.strings(&section, self.tape) {
-            Some(strings) => self.new.definitions.strings = strings,
-            None => self.damage.push(section_damage(&section)),
+        let Some(section) = self.block.section(DefinitionKind::String as u16) else { return };
+        match self.decoder.strings(section, self.tape) {
+            Some(strings) => self.new.strings = strings,
+            None => self.damage.push(section_damage(section)),
         }
     }
 }
@@ -364,60 +362,67 @@ impl ReadDefinitions<'_> {
 impl DefinitionVisitor for ReadDefinitions<'_> {
     type Error = std::convert::Infallible;
     fn visit<T: Definition>(&mut self) -> Result<(), Self::Error> {
-        let Some(section) = self.section(T::KIND) else { return Ok(()) };
-        match self.decoder.table::<T::Table>(&section, self.tape) {
-            Some(table) => *T::table_mut(&mut self.new.definitions) = table,
-            None => self.damage.push(section_damage(&section)),
+        let Some(section) = self.block.section(T::KIND) else { return Ok(()) };
+        match self.decoder.table::<T::Table>(section, self.tape) {
+            Some(table) => *T::table_mut(self.new) = table,
+            None => self.damage.push(section_damage(section)),
         }
         Ok(())
     }
 }
 
-impl NewDefinitions {
-    /// Moves these behind `all`, at the ids they were given. Ids in between, whose definitions were lost with a
-    /// damaged block, stand for empty ones; at most `most_lost` can be missing. Returns whether the ids fit.
-    fn append_to(&mut self, all: &mut Definitions, most_lost: u64) -> bool {
-        /// How many rows to fill in before the first new one; `None` if they overlap or too many are missing.
-        fn gap(first_id: u64, present: usize, new: usize, most_lost: u64) -> Option<usize> {
-            match new {
-                0 => Some(0),
-                _ => first_id.checked_sub(1 + present as u64).filter(|&gap| gap <= most_lost).map(|gap| gap as usize),
-            }
-        }
-        struct Append<'a> {
-            new: &'a mut Definitions,
-            all: &'a mut Definitions,
-            first_ids: std::slice::Iter<'a, u64>,
-            most_lost: u64,
-            commit: bool,
-        }
-        impl DefinitionVisitor for Append<'_> {
-            type Error = ();
-            fn visit<T: Definition>(&mut self) -> Result<(), ()> {
-                let first_id = self.first_ids.next().copied().unwrap_or(0);
-                let (new, all) = (T::table_mut(self.new), T::table_mut(self.all));
-                let gap = gap(first_id, all.len(), new.len(), self.most_lost).ok_or(())?;
-                if self.commit {
-                    (0..gap).for_each(|_| all.push(T::default()));
-                    all.append(new);
-                }
-                Ok(())
-            }
-        }
-        let Some((&first_string, first_ids)) = self.first_ids.split_first() else { return true };
-        let Some(strings) = gap(first_string, all.strings.len(), self.definitions.strings.len(), most_lost) else {
-            return false;
-        };
-        // Twice over: first to see whether all tables fit, then to move them. A block is taken whole or not at all.
-        for commit in [false, true] {
-            let first_ids = first_ids.iter();
-            let mut append = Append { new: &mut self.definitions, all, first_ids, most_lost, commit };
-            if visit_definitions(&mut append).is_err() {
-                return false;
-            }
-        }
-        all.strings.extend(std::iter::repeat_n(Box::from(""), strings));
-        all.strings.append(&mut self.definitions.strings);
-        true
+/// Moves `new`, the definitions of `block`, behind `all`, at the ids that its directory gives. Empty ones stand for
+/// those that could not be read: of this block, as the directory says, and of lost ones before it, of which at most
+/// `lost_rows` can be missing. Returns whether the ids fit.
+fn append_definitions(block: &BlockInfo, new: &mut Definitions, all: &mut Definitions, lost_rows: &mut u64) -> bool {
+    struct Append<'a> {
+        block: &'a BlockInfo,
+        new: &'a mut Definitions,
+        all: &'a mut Definitions,
+        lost_rows: u64,
+        commit: bool,
     }
+    impl Append<'_> {
+        /// How many rows to fill in before those that were read; an error if the ids overlap or too many are missing.
+        fn missing(&mut self, table: u16, present: usize, read: usize) -> Result<usize, ()> {
+            let section = self.block.section(table).filter(|section| section.rows > 0);
+            let Some(section) = section else { return Ok(0) };
+            let gap = section.first_id.checked_sub(1 + present as u64).ok_or(())?;
+            self.lost_rows = self.lost_rows.checked_sub(gap).ok_or(())?;
+            Ok((gap + section.rows) as usize - read)
+        }
+
+        fn strings(&mut self) -> Result<(), ()> {
+            let (present, read) = (self.all.strings.len(), self.new.strings.len());
+            let missing = self.missing(DefinitionKind::String as u16, present, read)?;
+            if self.commit {
+                self.all.strings.extend(std::iter::repeat_n(Box::from(""), missing));
+                self.all.strings.append(&mut self.new.strings);
+            }
+            Ok(())
+        }
+    }
+    impl DefinitionVisitor for Append<'_> {
+        type Error = ();
+        fn visit<T: Definition>(&mut self) -> Result<(), ()> {
+            let (present, read) = (T::table(self.all).len(), T::table(self.new).len());
+            let missing = self.missing(T::KIND, present, read)?;
+            if self.commit {
+                let all = T::table_mut(self.all);
+                (0..missing).for_each(|_| all.push(T::default()));
+                all.append(T::table_mut(self.new));
+            }
+            Ok(())
+        }
+    }
+    // Twice over: first to see whether all tables fit, then to move them. A block is taken whole or not at all.
+    let before = *lost_rows;
+    [false, true].into_iter().all(|commit| {
+        let mut append = Append { block, new: &mut *new, all: &mut *all, lost_rows: before, commit };
+        let fits = append.strings().and_then(|()| visit_definitions(&mut append)).is_ok();
+        if commit {
+            *lost_rows = append.lost_rows;
+        }
+        fits
+    })
 }

@@ -176,9 +176,9 @@ pub trait Table: Default + Clone + Send + Sync + 'static {
     fn append(&mut self, other: &mut Self);
     /// Writes these rows of column `index` as the codec sees them into `out`, which is cleared first.
     fn column_bits(&self, index: usize, rows: Range<usize>, out: &mut Vec<u64>);
-    /// Sets `rows` rows of zeros, to be filled by [`Table::set_column`].
-    fn reset(&mut self, rows: usize);
-    /// Replaces column `index`; `bits` has one value a row. Unknown columns are ignored.
+    /// Removes all rows and keeps the memory for the next ones.
+    fn clear(&mut self);
+    /// Replaces column `index`; `bits` has one value a row, of as many rows for each column. Unknown columns are ignored.
     fn set_column(&mut self, index: usize, bits: &[u64]);
     /// Keeps the named rows, in the order named: row `i` of the result is row `order[i]` of this table.
     fn gather(&mut self, order: &[u32]);
@@ -257,9 +257,7 @@ macro_rules! tables {
                     out.extend(self.$field[rows.clone()].iter().map(|&value| $crate::table::Value::to_bits(value)));
                 } )*
             }
-            fn reset(&mut self, rows: usize) {
-                $( self.$field.clear(); self.$field.resize(rows, Default::default()); )*
-            }
+            fn clear(&mut self) { $( self.$field.clear(); )* }
             fn set_column(&mut self, index: usize, bits: &[u64]) {
                 let mut column = 0..;
                 $( if column.next() == Some(index) {

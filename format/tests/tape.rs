@@ -3,9 +3,10 @@
 use std::collections::HashMap;
 use std::convert::Infallible;
 use std::path::Path;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use ktape_format::definition::{DefinitionVisitor, Frame, Process, Stack, Thread, visit_definitions};
-use ktape_format::event::{Event, Events, Kernel, KindVisitor, Launch, Loss, Slice, visit_kinds};
+use ktape_format::event::{Event, Events, Kernel, KindVisitor, Launch, Loss, Mark, Slice, visit_kinds};
 use ktape_format::header::ClockKind;
 use ktape_format::{Definition, Definitions, Memory, Options, Row, Sink, Table, Tape, TapeError, TapeWriter, Wanted};
 use proptest::prelude::*;
@@ -216,6 +217,21 @@ fn only_what_is_wanted_is_read() {
     assert_eq!(tape.first_ns(), Some(0));
 }
 
+/// A section that ends exactly where the wanted time begins may end with an instant, which is wanted.
+#[test]
+fn an_instant_at_the_first_wanted_nanosecond_is_read() {
+    let bytes = tape_of(&staged(0), |writer| {
+        [0, 50, 100].into_iter().try_for_each(|start_ns| writer.event(Mark { start_ns, ..Mark::default() }))
+    });
+    let tape = Tape::from_bytes(bytes).unwrap();
+    let mut all = tape.read(&Wanted::default()).unwrap().events;
+    for from_ns in [50, 100, 101] {
+        let wanted = Wanted { from_ns: Some(from_ns), ..Wanted::default() };
+        wanted.keep(&mut all);
+        assert_eq!(tape.read(&wanted).unwrap().events, all, "from {from_ns}");
+    }
+}
+
 #[test]
 fn losses_come_whatever_kinds_are_wanted() {
     let bytes = tape_of(&staged(0), |writer| writer.event(Loss { count: 5, ..Loss::default() }));
@@ -261,6 +277,181 @@ fn a_string_longer_than_a_half_goes_straight_into_a_block() {
     assert_eq!(contents.definitions.string(after), "after");
     let error = writer.string(&"x".repeat(17 << 20)).unwrap_err();
     assert!(matches!(error, TapeError::StringTooLong { .. }));
+}
+
+/// A reader that opens the tape again and again while it is written, with halves so small that they are used again
+/// while they are read: it sees every event that was there when it opened the tape, in order, and no damage.
+#[test]
+fn a_reader_beside_the_writer_sees_all_that_was_there() {
+    const EVENTS: u64 = 4000;
+    for _ in 0..10 {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let mut writer = TapeWriter::create(file.path(), &staged(1024)).unwrap();
+        let written = AtomicU64::new(0);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                for number in 0..EVENTS {
+                    let args = writer.string(&format!("{}", number / 10)).unwrap();
+                    writer.event(Launch { start_ns: number as i64, args, ..Launch::default() }).unwrap();
+                    written.store(number + 1, Ordering::Release);
+                }
+            });
+            while written.load(Ordering::Relaxed) < EVENTS {
+                let before = written.load(Ordering::Acquire);
+                let contents = Tape::open(file.path()).unwrap().read(&Wanted::default()).unwrap();
+                assert_eq!(contents.damage, []);
+                let starts = &contents.events.launch.start_ns;
+                assert!(starts.len() as u64 >= before, "{} events of {before}", starts.len());
+                assert!(starts.iter().copied().eq(0..starts.len() as i64), "events are missing or doubled");
+                let named = |row: Launch| contents.definitions.string(row.args) == format!("{}", row.start_ns / 10);
+                assert!(contents.events.launch.rows().all(named), "an event refers to another definition");
+            }
+        });
+    }
+}
+
+/// Two sealed blocks and a staged tail, each with definitions of its own, by a writer that was killed.
+fn killed_tape() -> Vec<u8> {
+    let file = tempfile::NamedTempFile::new().unwrap();
+    let mut writer = TapeWriter::create(file.path(), &staged(4096)).unwrap();
+    for number in 0..3 {
+        let args = writer.string(&format!("name {number}")).unwrap();
+        writer.event(Launch { start_ns: 1000 + number, args, ..Launch::default() }).unwrap();
+        if number < 2 {
+            writer.seal().unwrap();
+        }
+    }
+    std::fs::read(file.path()).unwrap()
+}
+
+#[test]
+fn the_tail_keeps_its_ids_where_the_block_before_it_is_damaged() {
+    let whole = killed_tape();
+    let (first, last) = {
+        let tape = Tape::from_bytes(whole.clone()).unwrap();
+        (tape.blocks()[0].sections[0].range.start as usize, tape.blocks()[1].sections[0].range.start as usize)
+    };
+    let names = |damaged: usize| {
+        let mut bytes = whole.clone();
+        bytes[damaged] ^= 1;
+        let contents = Tape::from_bytes(bytes).unwrap().read(&Wanted::default()).unwrap();
+        let name = |row: Launch| contents.definitions.string(row.args).to_owned();
+        (contents.events.launch.rows().map(name).collect::<Vec<_>>(), contents.damage.len())
+    };
+    assert_eq!(names(first), (vec!["name 1".to_owned(), "name 2".to_owned()], 1));
+    // The half that the last block was sealed from still has its rows, so nothing is lost.
+    assert_eq!(names(last), (vec!["name 0".to_owned(), "name 1".to_owned(), "name 2".to_owned()], 0));
+}
+
+#[test]
+fn a_tail_whose_block_before_is_lost_is_said_and_left_out() {
+    let mut bytes = killed_tape();
+    let tape = Tape::from_bytes(bytes.clone()).unwrap();
+    // Neither the second block nor the half that it was sealed from.
+    let (half, second) = (512, tape.blocks()[1].offset as usize);
+    assert_eq!(bytes[half + 8], 1, "the half of block 1");
+    bytes[half + 16] = 0;
+    bytes[second] = 0;
+    let contents = Tape::from_bytes(bytes).unwrap().read(&Wanted::default()).unwrap();
+    assert_eq!(contents.events.launch.start_ns, [1000]);
+    let offsets: Vec<u64> = contents.damage.iter().map(|damage| damage.offset).collect();
+    assert_eq!(offsets, [512 + 4096, second as u64], "{:?}", contents.damage);
+}
+
+#[test]
+fn a_tape_that_has_only_a_tail_knows_when_it_began() {
+    let file = tempfile::NamedTempFile::new().unwrap();
+    let mut writer = TapeWriter::create(file.path(), &staged(4096)).unwrap();
+    writer.event(Loss { start_ns: 3, ..Loss::default() }).unwrap();
+    writer.event(Launch { start_ns: 8, ..Launch::default() }).unwrap();
+    writer.event(Launch { start_ns: 7, ..Launch::default() }).unwrap();
+    assert_eq!(Tape::open(file.path()).unwrap().first_ns(), Some(7));
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn what_was_staged_before_this_host_restarted_is_not_trusted() {
+    let host = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap().trim().to_owned();
+    for (host, trusted) in [(host, false), ("elsewhere".to_owned(), true)] {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let options = Options { host, boot_id: [7; 16], ..staged(4096) };
+        let mut writer = TapeWriter::create(file.path(), &options).unwrap();
+        writer.event(Launch::default()).unwrap();
+        let contents = Tape::open(file.path()).unwrap().read(&Wanted::default()).unwrap();
+        assert_eq!((contents.events.len(), contents.damage.len()), if trusted { (1, 0) } else { (0, 1) });
+    }
+}
+
+/// The writer whose disk is full: its file may not grow beyond a limit. Signal `XFSZ` is ignored by the shell below.
+#[cfg(target_os = "linux")]
+#[test]
+fn child_whose_disk_is_full() {
+    use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+    let Some(path) = std::env::var_os("KTAPE_TEST_FULL_DISK") else { return };
+    let path = Path::new(&path);
+    let maximum = getrlimit(Resource::Fsize).maximum;
+    let limit = |current| setrlimit(Resource::Fsize, Rlimit { current, maximum }).unwrap();
+    let read = || Tape::open(path).unwrap().read(&Wanted::default()).unwrap();
+
+    limit(Some(1000));
+    assert!(TapeWriter::create(path, &staged(65_536)).is_err(), "no room for the front");
+    limit(Some(200_000));
+    let mut writer = TapeWriter::create(path, &staged(65_536)).unwrap();
+    let event = |writer: &mut TapeWriter, number: i64| {
+        // Numbers without a pattern, so that blocks are large.
+        let correlation = (number as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        writer.event(Launch { start_ns: number, correlation, ..Launch::default() })
+    };
+    let mut numbers = 0_i64..;
+    let first_refused = numbers.find(|&number| event(&mut writer, number).is_err()).unwrap();
+    assert_eq!(std::fs::metadata(path).unwrap().len(), 200_000, "a block was cut off within");
+    // Every event that was taken can be read, again and again; and none is taken that would be lost.
+    for _ in 0..3 {
+        assert!(event(&mut writer, first_refused).is_err());
+        let contents = read();
+        assert_eq!(contents.damage, []);
+        assert_eq!(contents.events.launch.start_ns, (0..first_refused).collect::<Vec<_>>());
+    }
+    // With room again the writer goes on where it was.
+    limit(maximum);
+    (first_refused..5000 + first_refused).for_each(|number| event(&mut writer, number).unwrap());
+    writer.seal().unwrap();
+    // A row that is too long to be staged, and now cannot be sealed either, must not shift the ids behind it.
+    limit(Some(std::fs::metadata(path).unwrap().len()));
+    assert!(writer.string(&random_text(100_000)).is_err());
+    assert!(writer.string("after").is_err());
+    limit(maximum);
+    let args = writer.string("after").unwrap();
+    writer.event(Launch { start_ns: 5000 + first_refused, args, ..Launch::default() }).unwrap();
+    let contents = read();
+    assert_eq!(contents.damage, []);
+    assert_eq!(contents.definitions.string(args), "after");
+    // A tape that cannot be finished says so, and is one that was cut off.
+    limit(Some(std::fs::metadata(path).unwrap().len()));
+    assert!(writer.finish().is_err());
+    let contents = read();
+    assert_eq!(contents.damage, []);
+    assert_eq!(contents.events.launch.start_ns, (0..=5000 + first_refused).collect::<Vec<_>>());
+}
+
+/// Text that does not compress to nothing.
+#[cfg(target_os = "linux")]
+fn random_text(bytes: u64) -> String {
+    let letter = |at: u64| char::from(b'a' + (at.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 60) as u8);
+    (0..bytes).map(letter).collect()
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn a_full_disk_is_an_error_and_costs_no_event() {
+    let dir = tempfile::tempdir().unwrap();
+    let ran = std::process::Command::new("sh")
+        .args(["-c", "trap '' XFSZ; exec \"$0\" --exact child_whose_disk_is_full --nocapture"])
+        .arg(std::env::current_exe().unwrap())
+        .env("KTAPE_TEST_FULL_DISK", dir.path().join("full.ktape"))
+        .output()
+        .unwrap();
+    assert!(ran.status.success(), "{}", String::from_utf8_lossy(&ran.stderr));
 }
 
 /// The writer that is killed: counts up in launches, and tells how far it is on its standard output.
