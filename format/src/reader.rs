@@ -93,8 +93,7 @@ impl Tape {
         if let Some(last) = blocks.pop_if(|last| {
             halves.iter().any(|half| half.sequence == last.sequence) && last.payload(data.bytes()).is_err()
         }) {
-            let bytes = data.bytes().len() as u64 - last.offset;
-            damage.push(Damage { offset: last.offset, bytes, rows: None, reason: "the last block is not whole" });
+            damage.push(Damage { reason: "the last block is not whole", ..block_damage(&last) });
         }
         let closed = blocks.last().is_some_and(|block| block.kind == BlockKind::End);
         halves.retain(|half| !closed && half.sequence >= next_sequence(&blocks));
@@ -149,8 +148,8 @@ impl Tape {
                 })
                 .collect::<Result<_, _>>()?;
             for (block, mut part) in blocks.iter().zip(parts) {
-                contents.damage.append(&mut part.damage);
                 if append_definitions(block, &mut part.definitions, &mut contents.definitions, &mut lost_rows) {
+                    contents.damage.append(&mut part.damage);
                     contents.events.append(&mut part.events);
                 } else {
                     let reason = "a block's definitions do not follow those before";
