@@ -31,7 +31,7 @@ impl Markdown {
             };
             let refers = match spec.refers {
                 Refers::Nothing => String::new(),
-                Refers::To(kind) => format!("→ {} ({})", kind as u16, format!("{kind:?}").to_lowercase()),
+                Refers::To(kind) => format!("→ {}", kind as u16),
                 Refers::Code(names) => format!("codes {}", names.join(", ")),
             };
             writeln!(text, "| {number} | `{}` | {scalar} | {refers} |", spec.name).unwrap();

@@ -85,7 +85,7 @@ fn load_foreign(path: &Path, selection: &Selection) -> Result<Loaded> {
         },
         false => Events::default(),
     };
-    let first_ns = first_ns(&events);
+    let first_ns = span_ns(&events).map_or(0, |(first_ns, _)| first_ns);
     selection.wanted(first_ns)?.keep(&mut events);
     selection.keep_processes(&definitions, &mut events)?;
     let mut timeline = Timeline::new(definitions, events);
@@ -104,11 +104,7 @@ fn load_foreign(path: &Path, selection: &Selection) -> Result<Loaded> {
 
 fn load_tape(path: &Path, selection: &Selection) -> Result<Loaded> {
     let tape = Tape::open(path)?;
-    // A tape that nothing was sealed of yet says only in its staged rows when it began.
-    let first_ns = match tape.first_ns() {
-        Some(first_ns) => first_ns,
-        None => first_ns(&tape.read(&Wanted::default())?.events),
-    };
+    let first_ns = tape.first_ns().unwrap_or(0);
     let wanted = selection.wanted(first_ns)?;
     let mut contents = tape.read(&wanted)?;
     selection.keep_processes(&contents.definitions, &mut contents.events)?;
@@ -129,9 +125,4 @@ fn load_tape(path: &Path, selection: &Selection) -> Result<Loaded> {
         staged_rows: contents.staged_rows,
         closed: tape.is_closed(),
     })
-}
-
-/// When the first event began; 0 without events.
-fn first_ns(events: &Events) -> i64 {
-    span_ns(events).map_or(0, |(first_ns, _)| first_ns)
 }

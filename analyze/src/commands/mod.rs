@@ -19,6 +19,7 @@ use clap::{Parser, Subcommand};
 use ktape_format::Table as _;
 use serde::Serialize;
 
+use crate::human::HumanCount;
 use crate::sampling;
 use crate::timeline::names::printable;
 use crate::timeline::selection;
@@ -70,16 +71,26 @@ pub enum Outcome {
 
 /// Says what was lost, as the first thing of every report. Says nothing if nothing was.
 pub fn note_losses(out: &mut impl Write, loaded: &load::Loaded) -> io::Result<()> {
+    /// A badly damaged tape could fill the screen with where.
+    const MOST_LINES: usize = 10;
+    let more = |all: usize| all.checked_sub(MOST_LINES).filter(|&more| more > 0);
+    let losses = &loaded.timeline.events.loss;
     if loaded.lost > 0 {
-        writeln!(out, "{}: {} events were lost", loaded.path.display(), loaded.lost)?;
+        writeln!(out, "{}: {} events were lost", loaded.path.display(), HumanCount(loaded.lost))?;
     }
-    for row in loaded.timeline.events.loss.rows() {
+    for row in losses.rows().take(MOST_LINES) {
         let cause = loaded.timeline.definitions.string(row.cause);
         let after_s = (row.start_ns.saturating_sub(loaded.first_ns)) as f64 / 1e9;
         writeln!(out, "  {} at {after_s:.6} s: {cause}", row.count)?;
     }
-    for damage in &loaded.damage {
+    if let Some(more) = more(losses.len()) {
+        writeln!(out, "  and {more} more losses: `analyze dump --kind loss` lists them")?;
+    }
+    for damage in loaded.damage.iter().take(MOST_LINES) {
         writeln!(out, "{}: {damage}", loaded.path.display())?;
+    }
+    if let Some(more) = more(loaded.damage.len()) {
+        writeln!(out, "  and {more} more damaged places: `analyze info --json` lists them")?;
     }
     Ok(())
 }

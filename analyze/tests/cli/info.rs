@@ -88,6 +88,17 @@ fn losses_come_first_and_decide_the_exit_code() {
 }
 
 #[test]
+fn many_losses_do_not_fill_the_screen() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("loop.ktape");
+    tape(&path, |writer| (0..500).for_each(|_| writer.event(Loss { count: 2, ..Loss::default() }).unwrap()));
+    let text = analyze(["info", path.to_str().unwrap()]);
+    let text = String::from_utf8_lossy(&text.stdout).into_owned();
+    assert!(text.starts_with(&format!("{}: 1,000 events were lost\n", path.display())), "{text}");
+    assert!(text.contains("and 490 more losses") && text.lines().count() < 40, "{text}");
+}
+
+#[test]
 fn damage_is_a_loss() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("loop.ktape");
