@@ -498,7 +498,7 @@ fn bounded_times_are_called_bounds_and_losses_come_first() {
     let output = analyze(&[tape.to_str().unwrap(), "-o", path.to_str().unwrap()]);
     assert_eq!(output.status.code(), Some(3), "done, but events were lost");
     let said = text(&output.stderr);
-    assert!(said.lines().next().unwrap().ends_with("1234 events were lost"), "{said}");
+    assert!(said.lines().next().unwrap().ends_with("1,234 events were lost"), "{said}");
     assert!(said.contains("1 of 12 are upper bounds"), "{said}");
     let svg = fs::read_to_string(&path).unwrap();
     assert!(svg.contains("1,234 events were lost") && svg.contains("1 of 12 are upper bounds"));
