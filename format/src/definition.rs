@@ -10,51 +10,7 @@ use rustc_hash::FxHashMap;
 
 use crate::table::{DefinitionKind as D, Predictor as P, Refers as R, Row, Table, tables};
 
-/// Where a frame's name comes from (`kind` of a frame).
-pub mod frame_kind {
-    /// Not known.
-    pub const UNKNOWN: u8 = 0;
-    /// A Python function.
-    pub const PYTHON: u8 = 1;
-    /// A framework's operator (`aten::linear`).
-    pub const OPERATOR: u8 = 2;
-    /// A range that somebody named (`record_function`, NVTX).
-    pub const RANGE: u8 = 3;
-    /// A native function.
-    pub const NATIVE: u8 = 4;
-    /// A function of the kernel of the operating system.
-    pub const SYSTEM: u8 = 5;
-    /// A profiler's own work.
-    pub const OVERHEAD: u8 = 6;
-    /// The names, by number.
-    pub const NAMES: &[&str] = &["unknown", "python", "operator", "range", "native", "system", "overhead"];
-}
-
-/// Who made a device (`vendor`).
-pub mod vendor {
-    /// Not known.
-    pub const UNKNOWN: u8 = 0;
-    /// NVIDIA.
-    pub const NVIDIA: u8 = 1;
-    /// AMD.
-    pub const AMD: u8 = 2;
-    /// Intel.
-    pub const INTEL: u8 = 3;
-    /// The names, by number.
-    pub const NAMES: &[&str] = &["unknown", "NVIDIA", "AMD", "Intel"];
-}
-
-/// Which interface an API function belongs to (`domain`).
-pub mod api_domain {
-    /// Not known.
-    pub const UNKNOWN: u8 = 0;
-    /// The CUDA driver API (`cu…`).
-    pub const DRIVER: u8 = 1;
-    /// The CUDA runtime API (`cuda…`), or HIP's.
-    pub const RUNTIME: u8 = 2;
-    /// The names, by number.
-    pub const NAMES: &[&str] = &["unknown", "driver", "runtime"];
-}
+pub use crate::codes::{api_domain, frame_kind, vendor};
 
 /// What a property is said of (`subject_kind`): a definition table's number, or one of these.
 pub mod subject {

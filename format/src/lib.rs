@@ -8,6 +8,7 @@
 //! there and back), then [`block`] and [`column`] (what the bytes are).
 
 pub mod block;
+mod codes;
 mod column;
 pub mod definition;
 pub mod error;
