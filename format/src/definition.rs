@@ -399,9 +399,12 @@ impl Index {
         id
     }
 
-    /// The id of a row that is defined already.
-    pub fn find<T: Definition>(&mut self, row: &T) -> Option<u32> {
-        T::ids(self).get(row).copied()
+    /// The id of a row that is defined already. A property is so only while it is what was said last of its subject:
+    /// said again after another value, it is a new row, so that the last row is the last word.
+    pub fn find<T: Definition>(&mut self, definitions: &Definitions, row: &T) -> Option<u32> {
+        let id = *T::ids(self).get(&subject_of(*row))?;
+        let is_said = || T::table(definitions).row(id as usize - 1) == *row;
+        (T::KIND != Property::KIND || is_said()).then_some(id)
     }
 
     /// Defines a row that is not defined yet.
@@ -409,7 +412,17 @@ impl Index {
         let table = T::table_mut(definitions);
         table.push(row);
         let id = table.len() as u32;
-        T::ids(self).insert(row, id);
+        T::ids(self).insert(subject_of(row), id);
         id
     }
+}
+
+/// A property without its value, by which the index knows it; any other row as it is.
+fn subject_of<T: Definition>(mut row: T) -> T {
+    const VALUE: usize = 3;
+    if T::KIND == Property::KIND {
+        debug_assert_eq!(T::COLUMNS[VALUE].name, "value");
+        row.set(VALUE, 0);
+    }
+    row
 }

@@ -46,7 +46,7 @@ pub trait Sink {
     fn event<E: Event>(&mut self, row: E) -> Result<(), Self::Error>;
 
     /// Says something of a definition or of the tape ([`definition::subject`]). Of several values the last counts;
-    /// saying again what was said before adds nothing.
+    /// saying the last once more adds nothing.
     fn property(&mut self, subject_kind: u16, subject: u32, key: &str, value: &str) -> Result<(), Self::Error> {
         let (key, value) = (self.string(key)?, self.string(value)?);
         self.define(definition::Property { subject_kind, subject, key, value })?;

@@ -24,7 +24,7 @@ impl Sink for Memory {
     }
 
     fn define<T: Definition>(&mut self, row: T) -> Result<u32, Infallible> {
-        Ok(self.index.find(&row).unwrap_or_else(|| self.index.add(&mut self.definitions, row)))
+        Ok(self.index.find(&self.definitions, &row).unwrap_or_else(|| self.index.add(&mut self.definitions, row)))
     }
 
     fn event<E: Event>(&mut self, row: E) -> Result<(), Infallible> {

@@ -275,7 +275,7 @@ impl Sink for TapeWriter {
     }
 
     fn define<T: Definition>(&mut self, row: T) -> Result<u32, TapeError> {
-        if let Some(id) = self.index.find(&row) {
+        if let Some(id) = self.index.find(&self.definitions, &row) {
             return Ok(id);
         }
         self.make_room(T::STAGED_BYTES)?;

@@ -555,3 +555,13 @@ fn an_empty_tape_is_a_tape() {
         }
     }
 }
+
+#[test]
+fn the_last_value_of_a_property_is_the_last_that_was_said() {
+    let say = |sink: &mut TapeWriter| {
+        ["worker", "idle", "worker", "worker"].iter().try_for_each(|name| sink.property(7, 1, "name", name))
+    };
+    let contents = Tape::from_bytes(tape_of(&staged(2048), say)).unwrap().read(&Wanted::default()).unwrap();
+    assert_eq!(contents.definitions.property(7, 1, "name"), Some("worker"));
+    assert_eq!(contents.definitions.properties.len(), 3, "said again at once, it is not written again");
+}

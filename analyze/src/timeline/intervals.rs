@@ -1,17 +1,5 @@
 //! Interval sets. Device work overlaps (streams, programmatic dependent launches), so time is a union, never a sum.
 
-/// Merges intervals sorted by start into disjoint ones. Empty intervals vanish.
-pub fn merge(sorted: impl IntoIterator<Item = (i64, i64)>) -> Vec<(i64, i64)> {
-    let mut merged: Vec<(i64, i64)> = Vec::new();
-    for (start, end) in sorted.into_iter().filter(|(start, end)| end > start) {
-        match merged.last_mut() {
-            Some(last) if start <= last.1 => last.1 = last.1.max(end),
-            _ => merged.push((start, end)),
-        }
-    }
-    merged
-}
-
 /// The time covered by intervals sorted by start.
 pub fn union_ns(sorted: impl IntoIterator<Item = (i64, i64)>) -> u64 {
     let mut covered = 0;
@@ -33,12 +21,10 @@ mod tests {
     fn overlapping_work_is_counted_once() {
         let work = [(0, 10), (5, 12), (6, 8), (20, 20), (30, 31)];
         assert_eq!(union_ns(work), 13);
-        assert_eq!(merge(work), [(0, 12), (30, 31)]);
     }
 
     #[test]
     fn nothing_covers_nothing() {
         assert_eq!(union_ns([]), 0);
-        assert!(merge([]).is_empty());
     }
 }
