@@ -88,25 +88,32 @@ pub struct SectionInfo {
 
 /// How many definitions of each kind stand on the tape already: the same order as `visit_definitions`, strings first.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Defined(Vec<usize>);
+pub(crate) struct Defined(Vec<u64>);
 
 impl Defined {
-    /// All that `definitions` has.
-    pub(crate) fn all(definitions: &Definitions) -> Defined {
-        struct Lengths<'a>(&'a Definitions, Vec<usize>);
-        impl DefinitionVisitor for Lengths<'_> {
+    /// Counts these definitions in.
+    pub(crate) fn add(&mut self, definitions: &Definitions) {
+        struct Add<'a>(&'a Definitions, &'a mut Vec<u64>, usize);
+        impl Add<'_> {
+            fn add(&mut self, rows: usize) {
+                self.1.resize(self.1.len().max(self.2 + 1), 0);
+                self.1[self.2] += rows as u64;
+                self.2 += 1;
+            }
+        }
+        impl DefinitionVisitor for Add<'_> {
             type Error = std::convert::Infallible;
             fn visit<T: Definition>(&mut self) -> Result<(), Self::Error> {
-                self.1.push(T::table(self.0).len());
+                self.add(T::table(self.0).len());
                 Ok(())
             }
         }
-        let mut lengths = Lengths(definitions, vec![definitions.strings.len()]);
-        let Ok(()) = visit_definitions(&mut lengths);
-        Defined(lengths.1)
+        let mut add = Add(definitions, &mut self.0, 0);
+        add.add(definitions.strings.len());
+        let Ok(()) = visit_definitions(&mut add);
     }
 
-    fn of(&self, index: usize) -> usize {
+    fn of(&self, index: usize) -> u64 {
         self.0.get(index).copied().unwrap_or(0)
     }
 }
@@ -137,17 +144,17 @@ impl BlockEncoder {
         })
     }
 
-    /// Encodes the definitions that are not `defined` yet, and all events, as a data block into `out`.
+    /// Encodes `definitions`, which follow those `defined` by earlier blocks, and `events` as a data block into `out`.
     pub(crate) fn data(
         &mut self,
         sequence: u64,
-        definitions: &Definitions,
         defined: &Defined,
+        definitions: &Definitions,
         events: &Events,
         out: &mut Vec<u8>,
     ) {
         self.clear();
-        self.strings(&definitions.strings, defined.of(0));
+        self.strings(&definitions.strings, defined.of(0) + 1);
         let mut sections = DefinitionSections { encoder: self, definitions, defined, visited: 0 };
         let Ok(()) = visit_definitions(&mut sections);
         let mut sections = EventSections { encoder: self, events, span: None };
@@ -189,15 +196,15 @@ impl BlockEncoder {
         out.resize(out.len().next_multiple_of(ALIGNMENT as usize), 0);
     }
 
-    fn table<T: Table>(&mut self, table: &T, rows: Range<usize>, first_id: u64, span: (i64, i64)) {
-        if rows.is_empty() {
+    fn table<T: Table>(&mut self, table: &T, first_id: u64, span: (i64, i64)) {
+        if table.is_empty() {
             return;
         }
         let specs = T::Row::COLUMNS;
         let mut bits = std::mem::take(&mut self.bits);
         bits.resize_with(specs.len().max(bits.len()), Vec::new);
         for (index, bits) in bits.iter_mut().enumerate().take(specs.len()) {
-            table.column_bits(index, rows.clone(), bits);
+            table.column_bits(index, 0..table.len(), bits);
         }
         for (index, spec) in specs.iter().enumerate() {
             let prediction = match spec.predictor {
@@ -210,12 +217,11 @@ impl BlockEncoder {
             self.column(index, &bits[index], prediction);
         }
         self.bits = bits;
-        self.section(T::Row::KIND, rows.len(), first_id, span, specs.len());
+        self.section(T::Row::KIND, table.len(), first_id, span, specs.len());
     }
 
     /// Strings are a table of two columns: their lengths, and all their text as one.
-    fn strings(&mut self, strings: &[Box<str>], from: usize) {
-        let strings = &strings[from..];
+    fn strings(&mut self, strings: &[Box<str>], first_id: u64) {
         if strings.is_empty() {
             return;
         }
@@ -228,7 +234,7 @@ impl BlockEncoder {
         self.entry(1, before);
         let least_bytes = text.len().div_ceil(MAX_TEXT_PER_BYTE as usize);
         self.bodies.resize(self.bodies.len().max(least_bytes), 0);
-        self.section(DefinitionKind::String as u16, strings.len(), from as u64 + 1, (0, 0), 2);
+        self.section(DefinitionKind::String as u16, strings.len(), first_id, (0, 0), 2);
     }
 
     fn column(&mut self, index: usize, values: &[u64], prediction: Prediction<'_>) {
@@ -275,9 +281,7 @@ impl DefinitionVisitor for DefinitionSections<'_> {
     type Error = std::convert::Infallible;
     fn visit<T: Definition>(&mut self) -> Result<(), Self::Error> {
         self.visited += 1;
-        let from = self.defined.of(self.visited);
-        let table = T::table(self.definitions);
-        self.encoder.table(table, from..table.len(), from as u64 + 1, (0, 0));
+        self.encoder.table(T::table(self.definitions), self.defined.of(self.visited) + 1, (0, 0));
         Ok(())
     }
 }
@@ -293,7 +297,7 @@ impl KindVisitor for EventSections<'_> {
     fn visit<E: Event>(&mut self) -> Result<(), Self::Error> {
         let table = E::table(self.events);
         let Some(span) = table.rows().map(|row| (row.start_ns(), row.end_ns())).reduce(hull) else { return Ok(()) };
-        self.encoder.table(table, 0..table.len(), 0, span);
+        self.encoder.table(table, 0, span);
         self.span = Some(self.span.map_or(span, |all| hull(all, span)));
         Ok(())
     }
@@ -362,18 +366,35 @@ impl BlockInfo {
         self.sections.iter().find(|section| section.table == table)
     }
 
-    /// The payload, if it matches its checksum.
-    pub(crate) fn payload<'a>(&self, tape: &'a [u8]) -> Result<&'a [u8], &'static str> {
-        let Some(payload) = slice(tape, &self.payload) else { return Err("the file ends within a block") };
+    /// Where its payload lies in the file.
+    pub(crate) fn payload(&self) -> Range<u64> {
+        self.payload.clone()
+    }
+
+    /// Its payload, which are these bytes, if they match their checksum.
+    pub(crate) fn check<'a>(&self, payload: &'a [u8]) -> Result<Payload<'a>, &'static str> {
+        if payload.len() as u64 != self.payload.end - self.payload.start {
+            return Err("the file ends within a block");
+        }
         if crc32c::crc32c(payload) != self.payload_crc {
             return Err("a block's contents do not match their checksum");
         }
-        Ok(payload)
+        Ok(Payload { from: self.payload.start, bytes: payload })
     }
 }
 
-fn slice<'a>(bytes: &'a [u8], range: &Range<u64>) -> Option<&'a [u8]> {
-    bytes.get(usize::try_from(range.start).ok()?..usize::try_from(range.end).ok()?)
+/// A block's payload, checked.
+#[derive(Clone, Copy)]
+pub(crate) struct Payload<'a> {
+    from: u64,
+    bytes: &'a [u8],
+}
+
+impl<'a> Payload<'a> {
+    fn section(&self, section: &SectionInfo) -> Option<&'a [u8]> {
+        let at = |offset: u64| usize::try_from(offset.checked_sub(self.from)?).ok();
+        self.bytes.get(at(section.range.start)?..at(section.range.end)?)
+    }
 }
 
 /// The sections of a block of `rows` rows, each table once and in order.
@@ -414,9 +435,9 @@ impl SectionDecoder {
     }
 
     /// The rows of a section; `None` if its bytes contradict themselves.
-    pub(crate) fn table<T: Table>(&mut self, section: &SectionInfo, tape: &[u8]) -> Option<T> {
+    pub(crate) fn table<T: Table>(&mut self, section: &SectionInfo, payload: Payload<'_>) -> Option<T> {
         let rows = usize::try_from(section.rows).ok()?;
-        let entries = entries(slice(tape, &section.range)?)?;
+        let entries = entries(payload.section(section)?)?;
         let known = T::Row::COLUMNS.len();
         self.bits.resize_with(self.bits.len().max(known), Vec::new);
         self.bits.iter_mut().for_each(Vec::clear);
@@ -452,9 +473,9 @@ impl SectionDecoder {
     }
 
     /// The strings of a section. What is no UTF-8 (only a damaged or foreign tape has it) is shown by U+FFFD.
-    pub(crate) fn strings(&mut self, section: &SectionInfo, tape: &[u8]) -> Option<Vec<Box<str>>> {
+    pub(crate) fn strings(&mut self, section: &SectionInfo, payload: Payload<'_>) -> Option<Vec<Box<str>>> {
         let rows = usize::try_from(section.rows).ok()?;
-        let entries = entries(slice(tape, &section.range)?)?;
+        let entries = entries(payload.section(section)?)?;
         let &[(0, lengths), (1, text)] = entries.get(..2)? else { return None };
         let mut bits = Vec::new();
         self.columns.column(lengths, rows, None, &mut bits)?;

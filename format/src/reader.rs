@@ -11,7 +11,7 @@ use std::path::Path;
 use memmap2::Mmap;
 use rayon::prelude::*;
 
-use crate::block::{BlockInfo, BlockKind, MAX_ROWS_PER_BYTE, SectionDecoder, SectionInfo};
+use crate::block::{BlockInfo, BlockKind, MAX_ROWS_PER_BYTE, Payload, SectionDecoder, SectionInfo};
 use crate::definition::{Definition, DefinitionVisitor, Definitions, visit_definitions};
 use crate::error::{Damage, TapeError};
 use crate::event::{ClockPair, Event, Events, KindVisitor, Loss, visit_kinds};
@@ -90,9 +90,9 @@ impl Tape {
     fn new(data: Data, header: FileHeader, mut halves: Vec<Half>) -> Tape {
         let (mut blocks, mut damage) = walk(data.bytes(), header.blocks_offset());
         // The last block may not be whole yet, or for ever, while the half that it is written from still is.
-        if let Some(last) = blocks.pop_if(|last| {
-            halves.iter().any(|half| half.sequence == last.sequence) && last.payload(data.bytes()).is_err()
-        }) {
+        if let Some(last) = blocks
+            .pop_if(|last| halves.iter().any(|half| half.sequence == last.sequence) && data.payload(last).is_err())
+        {
             damage.push(Damage { reason: "the last block is not whole", ..block_damage(&last) });
         }
         let closed = blocks.last().is_some_and(|block| block.kind == BlockKind::End);
@@ -131,7 +131,6 @@ impl Tape {
 
     /// Decodes what is wanted, on all cores. The result does not depend on their number.
     pub fn read(&self, wanted: &Wanted) -> Result<Contents, TapeError> {
-        let tape = self.data.bytes();
         let mut contents = Contents { damage: self.damage.clone(), ..Contents::default() };
         // Ids are positions. Where a block is lost, at most as many definitions as its bytes can hold are missing, and
         // never so many that a stranger's tape could fill the memory with them.
@@ -143,7 +142,7 @@ impl Tape {
             let parts: Vec<Part> = blocks
                 .par_iter()
                 .map_init(SectionDecoder::new, |decoder, block| match decoder {
-                    Ok(decoder) => Ok(read_block(decoder, block, tape, wanted)),
+                    Ok(decoder) => Ok(read_block(decoder, block, &self.data, wanted)),
                     Err(error) => Err(std::io::Error::new(error.kind(), error.to_string())),
                 })
                 .collect::<Result<_, _>>()?;
@@ -214,6 +213,11 @@ impl Data {
             Data::Owned(bytes) => bytes,
         }
     }
+
+    fn payload(&self, block: &BlockInfo) -> Result<Payload<'_>, &'static str> {
+        let range = block.payload();
+        block.check(self.bytes().get(range.start as usize..range.end as usize).unwrap_or_default())
+    }
 }
 
 /// Parts `blocks` into runs that are decoded together: enough to keep all cores busy, few enough to hold twice.
@@ -241,24 +245,27 @@ struct Part {
     damage: Vec<Damage>,
 }
 
-fn read_block(decoder: &mut SectionDecoder, block: &BlockInfo, tape: &[u8], wanted: &Wanted) -> Part {
+fn read_block(decoder: &mut SectionDecoder, block: &BlockInfo, data: &Data, wanted: &Wanted) -> Part {
     let mut part = Part::default();
-    if let Err(reason) = block.payload(tape) {
-        part.damage.push(Damage { reason, ..block_damage(block) });
-        return part;
-    }
+    let payload = match data.payload(block) {
+        Ok(payload) => payload,
+        Err(reason) => {
+            part.damage.push(Damage { reason, ..block_damage(block) });
+            return part;
+        }
+    };
     for section in &block.sections {
         if section.table >= DefinitionKind::String as u16 {
             continue;
         }
-        let mut read = ReadEvents { section, decoder, tape, wanted, events: &mut part.events, sound: true };
+        let mut read = ReadEvents { section, decoder, payload, wanted, events: &mut part.events, sound: true };
         let Ok(()) = visit_kinds(&mut read);
         if !read.sound {
             part.damage.push(section_damage(section));
         }
     }
     let mut definitions =
-        ReadDefinitions { block, decoder, tape, new: &mut part.definitions, damage: &mut part.damage };
+        ReadDefinitions { block, decoder, payload, new: &mut part.definitions, damage: &mut part.damage };
     definitions.strings();
     let Ok(()) = visit_definitions(&mut definitions);
     wanted.keep(&mut part.events);
@@ -281,7 +288,7 @@ fn section_damage(section: &SectionInfo) -> Damage {
 struct ReadEvents<'a> {
     section: &'a SectionInfo,
     decoder: &'a mut SectionDecoder,
-    tape: &'a [u8],
+    payload: Payload<'a>,
     wanted: &'a Wanted,
     events: &'a mut Events,
     sound: bool,
@@ -332,7 +339,7 @@ impl KindVisitor for ReadEvents<'_> {
         if section.table != E::KIND || !self.wanted.kind::<E>() || !self.wanted.may_overlap(section) {
             return Ok(());
         }
-        match self.decoder.table::<E::Table>(section, self.tape) {
+        match self.decoder.table::<E::Table>(section, self.payload) {
             Some(mut table) => E::table_mut(self.events).append(&mut table),
             None => self.sound = false,
         }
@@ -343,7 +350,7 @@ impl KindVisitor for ReadEvents<'_> {
 struct ReadDefinitions<'a> {
     block: &'a BlockInfo,
     decoder: &'a mut SectionDecoder,
-    tape: &'a [u8],
+    payload: Payload<'a>,
     new: &'a mut Definitions,
     damage: &'a mut Vec<Damage>,
 }
@@ -351,7 +358,7 @@ struct ReadDefinitions<'a> {
 impl ReadDefinitions<'_> {
     fn strings(&mut self) {
         let Some(section) = self.block.section(DefinitionKind::String as u16) else { return };
-        match self.decoder.strings(section, self.tape) {
+        match self.decoder.strings(section, self.payload) {
             Some(strings) => self.new.strings = strings,
             None => self.damage.push(section_damage(section)),
         }
@@ -362,7 +369,7 @@ impl DefinitionVisitor for ReadDefinitions<'_> {
     type Error = std::convert::Infallible;
     fn visit<T: Definition>(&mut self) -> Result<(), Self::Error> {
         let Some(section) = self.block.section(T::KIND) else { return Ok(()) };
-        match self.decoder.table::<T::Table>(section, self.tape) {
+        match self.decoder.table::<T::Table>(section, self.payload) {
             Some(table) => *T::table_mut(self.new) = table,
             None => self.damage.push(section_damage(section)),
         }

@@ -98,6 +98,8 @@ pub struct TapeWriter {
     definitions: Definitions,
     index: Index,
     defined: Defined,
+    /// Those that no block has yet.
+    new_definitions: Definitions,
     events: Events,
     open_rows: usize,
     open_text_bytes: usize,
@@ -157,6 +159,7 @@ impl TapeWriter {
             definitions: Definitions::default(),
             index: Index::default(),
             defined: Defined::default(),
+            new_definitions: Definitions::default(),
             events: Events::default(),
             open_rows: 0,
             open_text_bytes: 0,
@@ -167,20 +170,16 @@ impl TapeWriter {
         })
     }
 
-    /// What has been defined so far.
-    pub fn definitions(&self) -> &Definitions {
-        &self.definitions
-    }
-
     /// Turns what is open into a block. Does nothing if there is nothing. After an error (a full disk) the rows are still
     /// open, and staged; sealing again writes the block anew.
     pub fn seal(&mut self) -> Result<(), TapeError> {
         if self.open_rows == 0 {
             return Ok(());
         }
-        self.encoder.data(self.sequence, &self.definitions, &self.defined, &self.events, &mut self.block);
+        self.encoder.data(self.sequence, &self.defined, &self.new_definitions, &self.events, &mut self.block);
         self.append_block()?;
-        self.defined = Defined::all(&self.definitions);
+        self.defined.add(&self.new_definitions);
+        self.new_definitions = Definitions::default();
         self.written_events += self.events.len() as u64;
         self.events.clear();
         self.open_rows = 0;
@@ -269,6 +268,7 @@ impl Sink for TapeWriter {
         }
         self.make_room(string.len())?;
         let id = self.index.add_string(&mut self.definitions, string);
+        self.new_definitions.strings.push(string.into());
         self.open_text_bytes += string.len();
         self.stage(DefinitionKind::String as u16, string.len(), |out| out.copy_from_slice(string.as_bytes()))?;
         Ok(id)
@@ -280,6 +280,7 @@ impl Sink for TapeWriter {
         }
         self.make_room(T::STAGED_BYTES)?;
         let id = self.index.add(&mut self.definitions, row);
+        T::table_mut(&mut self.new_definitions).push(row);
         self.stage(T::KIND, T::STAGED_BYTES, |out| row.stage(out))?;
         Ok(id)
     }
