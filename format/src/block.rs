@@ -16,6 +16,7 @@ use std::ops::Range;
 use crate::column::{Decoder, Encoded, Encoder, Prediction};
 use crate::definition::{Definition, DefinitionVisitor, Definitions, visit_definitions};
 use crate::event::{Event, Events, KindVisitor, visit_kinds};
+use crate::owners::Owners;
 use crate::table::{DefinitionKind, Predictor, Row, Table};
 use crate::varint::{put, take, take_bytes, unzigzag, zigzag};
 
@@ -32,10 +33,19 @@ pub const MAX_TEXT_BYTES: u64 = 64 << 20;
 /// No directory is longer. All tables together need less than half; a walk over a damaged tape, which tries a block at
 /// every magic, reads no more than this for each.
 pub const MAX_DIRECTORY_BYTES: u32 = 4096;
+/// Header and directory take at most this many bytes.
+pub(crate) const MAX_FRONT_BYTES: u64 = HEADER_BYTES as u64 + MAX_DIRECTORY_BYTES as u64;
 /// A section has at most this many rows for each of its bytes, so that a tape's size bounds what reading it allocates.
 pub const MAX_ROWS_PER_BYTE: u64 = 8;
 /// The strings' section has at most this much text for each of its bytes; for the same reason.
 pub const MAX_TEXT_PER_BYTE: u64 = 256;
+
+/// A data block of format 1, whose directory knows no processes.
+const DATA_1: u16 = 1;
+/// An end block.
+const END: u16 = 2;
+/// A data block.
+const DATA: u16 = 3;
 
 /// What a block is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -82,6 +92,8 @@ pub struct SectionInfo {
     pub first_ns: i64,
     /// The latest end of its events.
     pub last_ns: i64,
+    /// The processes that have rows in it: for each, bit *(id − 1) mod 64*. 0 for not known.
+    pub processes: u64,
     /// Where it lies in the file.
     pub range: Range<u64>,
 }
@@ -144,20 +156,22 @@ impl BlockEncoder {
         })
     }
 
-    /// Encodes `definitions`, which follow those `defined` by earlier blocks, and `events` as a data block into `out`.
+    /// Encodes `definitions`, which follow those `defined` by earlier blocks, and `events`, whose owners these are, as
+    /// a data block into `out`.
     pub(crate) fn data(
         &mut self,
         sequence: u64,
         defined: &Defined,
         definitions: &Definitions,
         events: &Events,
+        owners: &Owners,
         out: &mut Vec<u8>,
     ) {
         self.clear();
         self.strings(&definitions.strings, defined.of(0) + 1);
         let mut sections = DefinitionSections { encoder: self, definitions, defined, visited: 0 };
         let Ok(()) = visit_definitions(&mut sections);
-        let mut sections = EventSections { encoder: self, events, span: None };
+        let mut sections = EventSections { encoder: self, events, owners, span: None };
         let Ok(()) = visit_kinds(&mut sections);
         let span = sections.span.unwrap_or_default();
         self.seal(BlockKind::Data, sequence, span, out);
@@ -196,7 +210,7 @@ impl BlockEncoder {
         out.resize(out.len().next_multiple_of(ALIGNMENT as usize), 0);
     }
 
-    fn table<T: Table>(&mut self, table: &T, first_id: u64, span: (i64, i64)) {
+    fn table<T: Table>(&mut self, table: &T, first_id: u64, span: (i64, i64), processes: u64) {
         if table.is_empty() {
             return;
         }
@@ -217,7 +231,7 @@ impl BlockEncoder {
             self.column(index, &bits[index], prediction);
         }
         self.bits = bits;
-        self.section(T::Row::KIND, table.len(), first_id, span, specs.len());
+        self.section(T::Row::KIND, table.len(), first_id, span, processes, specs.len());
     }
 
     /// Strings are a table of two columns: their lengths, and all their text as one.
@@ -234,7 +248,7 @@ impl BlockEncoder {
         self.entry(1, before);
         let least_bytes = text.len().div_ceil(MAX_TEXT_PER_BYTE as usize);
         self.bodies.resize(self.bodies.len().max(least_bytes), 0);
-        self.section(DefinitionKind::String as u16, strings.len(), first_id, (0, 0), 2);
+        self.section(DefinitionKind::String as u16, strings.len(), first_id, (0, 0), 0, 2);
     }
 
     fn column(&mut self, index: usize, values: &[u64], prediction: Prediction<'_>) {
@@ -254,7 +268,7 @@ impl BlockEncoder {
 
     /// Moves the columns gathered into the payload: their number, the entries, the bodies; zeros behind them where
     /// they are fewer bytes than so many rows must have.
-    fn section(&mut self, table: u16, rows: usize, first_id: u64, span: (i64, i64), columns: usize) {
+    fn section(&mut self, table: u16, rows: usize, first_id: u64, span: (i64, i64), processes: u64, columns: usize) {
         let before = self.payload.len();
         put(&mut self.payload, columns as u64);
         self.payload.append(&mut self.entries);
@@ -264,7 +278,7 @@ impl BlockEncoder {
         self.rows += rows as u64;
         let bytes = (self.payload.len() - before) as u64;
         let duration = span.1.abs_diff(span.0);
-        for value in [u64::from(table), rows as u64, first_id, zigzag(span.0), duration, bytes] {
+        for value in [u64::from(table), rows as u64, first_id, zigzag(span.0), duration, processes, bytes] {
             put(&mut self.directory, value);
         }
     }
@@ -281,7 +295,7 @@ impl DefinitionVisitor for DefinitionSections<'_> {
     type Error = std::convert::Infallible;
     fn visit<T: Definition>(&mut self) -> Result<(), Self::Error> {
         self.visited += 1;
-        self.encoder.table(T::table(self.definitions), self.defined.of(self.visited) + 1, (0, 0));
+        self.encoder.table(T::table(self.definitions), self.defined.of(self.visited) + 1, (0, 0), 0);
         Ok(())
     }
 }
@@ -289,6 +303,7 @@ impl DefinitionVisitor for DefinitionSections<'_> {
 struct EventSections<'a> {
     encoder: &'a mut BlockEncoder,
     events: &'a Events,
+    owners: &'a Owners,
     span: Option<(i64, i64)>,
 }
 
@@ -297,7 +312,7 @@ impl KindVisitor for EventSections<'_> {
     fn visit<E: Event>(&mut self) -> Result<(), Self::Error> {
         let table = E::table(self.events);
         let Some(span) = table.rows().map(|row| (row.start_ns(), row.end_ns())).reduce(hull) else { return Ok(()) };
-        self.encoder.table(table, 0, span);
+        self.encoder.table(table, 0, span, self.owners.mask(table));
         self.span = Some(self.span.map_or(span, |all| hull(all, span)));
         Ok(())
     }
@@ -310,18 +325,18 @@ fn hull(a: (i64, i64), b: (i64, i64)) -> (i64, i64) {
 impl BlockKind {
     fn code(self) -> u16 {
         match self {
-            BlockKind::Data => 1,
-            BlockKind::End => 2,
+            BlockKind::Data => DATA,
+            BlockKind::End => END,
         }
     }
 }
 
 impl BlockInfo {
-    /// Reads the header and directory of the block at `offset` of a tape. Checks both, but of the payload only that it
+    /// Reads the header and directory of the block at `offset` of a tape of `length` bytes. `front` are the bytes from
+    /// there on, at least [`MAX_FRONT_BYTES`] where the tape has so many. Checks both, but of the payload only that it
     /// is all there; the padding may be missing.
-    pub(crate) fn read(tape: &[u8], offset: u64) -> Result<BlockInfo, &'static str> {
-        let bytes = usize::try_from(offset).ok().and_then(|at| tape.get(at..)).unwrap_or_default();
-        let Some((header, rest)) = bytes.split_first_chunk::<HEADER_BYTES>() else {
+    pub(crate) fn read(front: &[u8], offset: u64, length: u64) -> Result<BlockInfo, &'static str> {
+        let Some((header, rest)) = front.split_first_chunk::<HEADER_BYTES>() else {
             return Err("the file ends within a block's header");
         };
         if header[..8] != MAGIC {
@@ -338,15 +353,17 @@ impl BlockInfo {
         if crc32c::crc32c_append(crc32c::crc32c(&header[..60]), directory) != u32_at(60) {
             return Err("a block's header does not match its checksum");
         }
-        let kind = match u16::from_le_bytes([header[8], header[9]]) {
-            1 => BlockKind::Data,
-            2 => BlockKind::End,
+        let code = u16::from_le_bytes([header[8], header[9]]);
+        let kind = match code {
+            DATA | DATA_1 => BlockKind::Data,
+            END => BlockKind::End,
             _ => return Err("a block of a kind that this version does not know"),
         };
         let from = offset + HEADER_BYTES as u64 + directory.len() as u64;
-        let to = from.checked_add(u64_at(48)).filter(|&to| to <= tape.len() as u64);
+        let to = from.checked_add(u64_at(48)).filter(|&to| to <= length);
         let to = to.ok_or("the file ends within a block")?;
-        let sections = sections(directory, from..to, u64_at(40)).ok_or("a block's directory contradicts itself")?;
+        let sections = sections(directory, code != DATA_1, from..to, u64_at(40));
+        let sections = sections.ok_or("a block's directory contradicts itself")?;
         Ok(BlockInfo {
             offset,
             kind,
@@ -398,7 +415,7 @@ impl<'a> Payload<'a> {
 }
 
 /// The sections of a block of `rows` rows, each table once and in order.
-fn sections(mut directory: &[u8], payload: Range<u64>, rows: u64) -> Option<Vec<SectionInfo>> {
+fn sections(mut directory: &[u8], has_processes: bool, payload: Range<u64>, rows: u64) -> Option<Vec<SectionInfo>> {
     let mut sections = Vec::<SectionInfo>::new();
     let mut at = payload.start;
     // Definitions come first.
@@ -409,6 +426,7 @@ fn sections(mut directory: &[u8], payload: Range<u64>, rows: u64) -> Option<Vec<
         let first_id = take(&mut directory)?;
         let first_ns = unzigzag(take(&mut directory)?);
         let last_ns = first_ns.checked_add_unsigned(take(&mut directory)?)?;
+        let processes = if has_processes { take(&mut directory)? } else { 0 };
         let bytes = take(&mut directory)?;
         let end = at.checked_add(bytes).filter(|&end| end <= payload.end)?;
         if rows > MAX_ROWS.min(bytes.saturating_mul(MAX_ROWS_PER_BYTE)) {
@@ -417,7 +435,7 @@ fn sections(mut directory: &[u8], payload: Range<u64>, rows: u64) -> Option<Vec<
         if sections.last().is_some_and(|before| place(before.table) >= place(table)) {
             return None;
         }
-        sections.push(SectionInfo { table, rows, first_id, first_ns, last_ns, range: at..end });
+        sections.push(SectionInfo { table, rows, first_id, first_ns, last_ns, processes, range: at..end });
         at = end;
     }
     (sections.iter().map(|section| section.rows).sum::<u64>() == rows).then_some(sections)
@@ -434,16 +452,29 @@ impl SectionDecoder {
         Ok(SectionDecoder { columns: Decoder::new()?, bits: Vec::new() })
     }
 
-    /// The rows of a section; `None` if its bytes contradict themselves.
-    pub(crate) fn table<T: Table>(&mut self, section: &SectionInfo, payload: Payload<'_>) -> Option<T> {
+    /// The rows of a section; `None` if its bytes contradict themselves. Columns that are not wanted are 0.
+    pub(crate) fn table<T: Table>(
+        &mut self,
+        section: &SectionInfo,
+        payload: Payload<'_>,
+        is_wanted: &dyn Fn(usize) -> bool,
+    ) -> Option<T> {
         let rows = usize::try_from(section.rows).ok()?;
         let entries = entries(payload.section(section)?)?;
         let known = T::Row::COLUMNS.len();
         self.bits.resize_with(self.bits.len().max(known), Vec::new);
         self.bits.iter_mut().for_each(Vec::clear);
+        let mut wanted: Vec<bool> = (0..known).map(is_wanted).collect();
+        for &(index, encoded) in entries.iter().filter(|(index, _)| *index < known) {
+            if let Some((stream, duration)) = encoded.needs().filter(|_| wanted[index]) {
+                for needed in [stream, duration] {
+                    *wanted.get_mut(usize::try_from(needed).ok()?)? = true;
+                }
+            }
+        }
         // Those that need no other column first. A column newer than this version is left alone.
         for pass_needs_others in [false, true] {
-            for &(index, encoded) in entries.iter().filter(|(index, _)| *index < known) {
+            for &(index, encoded) in entries.iter().filter(|(index, _)| *index < known && wanted[*index]) {
                 if encoded.needs().is_some() != pass_needs_others {
                     continue;
                 }

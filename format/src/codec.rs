@@ -7,6 +7,7 @@
 use crate::block::{BlockEncoder, BlockInfo, Defined, Payload, SectionDecoder, SectionInfo};
 use crate::definition::{Definition, DefinitionVisitor, Definitions, visit_definitions};
 use crate::event::{Event, Events, KindVisitor, visit_kinds};
+use crate::owners::Owners;
 use crate::table::DefinitionKind;
 
 const CONTRADICTS_ITSELF: &str = "a table's columns contradict themselves";
@@ -22,7 +23,7 @@ impl Encoder {
 
     /// Encodes the rows as the first data block of a tape into `out`, which is cleared first.
     pub fn encode(&mut self, definitions: &Definitions, events: &Events, out: &mut Vec<u8>) {
-        self.0.data(0, &Defined::default(), definitions, events, out);
+        self.0.data(0, &Defined::default(), definitions, events, &Owners::of(definitions), out);
     }
 }
 
@@ -38,7 +39,7 @@ impl Decoder {
     /// Decodes the one block that `bytes` begin with: header, directory, checksums and all known sections. The first
     /// contradiction is the error.
     pub fn decode(&mut self, bytes: &[u8]) -> Result<(Definitions, Events), &'static str> {
-        let block = BlockInfo::read(bytes, 0)?;
+        let block = BlockInfo::read(bytes, 0, bytes.len() as u64)?;
         let range = block.payload();
         let payload = block.check(&bytes[range.start as usize..range.end as usize])?;
         let mut sections = Sections { decoder: &mut self.0, block: &block, payload, out: Default::default() };
@@ -74,7 +75,8 @@ impl DefinitionVisitor for Sections<'_> {
     type Error = &'static str;
     fn visit<T: Definition>(&mut self) -> Result<(), Self::Error> {
         if let Some(section) = self.section(T::KIND) {
-            *T::table_mut(&mut self.out.0) = self.decoder.table(&section, self.payload).ok_or(CONTRADICTS_ITSELF)?;
+            *T::table_mut(&mut self.out.0) =
+                self.decoder.table(&section, self.payload, &|_| true).ok_or(CONTRADICTS_ITSELF)?;
         }
         Ok(())
     }
@@ -84,7 +86,8 @@ impl KindVisitor for Sections<'_> {
     type Error = &'static str;
     fn visit<E: Event>(&mut self) -> Result<(), Self::Error> {
         if let Some(section) = self.section(E::KIND) {
-            *E::table_mut(&mut self.out.1) = self.decoder.table(&section, self.payload).ok_or(CONTRADICTS_ITSELF)?;
+            *E::table_mut(&mut self.out.1) =
+                self.decoder.table(&section, self.payload, &|_| true).ok_or(CONTRADICTS_ITSELF)?;
         }
         Ok(())
     }
@@ -119,7 +122,7 @@ mod tests {
     #[test]
     fn a_block_cut_off_or_changed_is_an_error() {
         let (_, bytes) = block();
-        let end = BlockInfo::read(&bytes, 0).unwrap().payload().end as usize;
+        let end = BlockInfo::read(&bytes, 0, bytes.len() as u64).unwrap().payload().end as usize;
         for length in 0..end {
             assert!(decode_block(&bytes[..length]).is_err(), "cut off at {length}");
         }

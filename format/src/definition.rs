@@ -236,8 +236,8 @@ pub trait Definition: Row + Eq + Hash {
     fn table(definitions: &Definitions) -> &Self::Table;
     /// This kind's table among all of them, to be written. Row 0 stands for id 1.
     fn table_mut(definitions: &mut Definitions) -> &mut Self::Table;
-    /// This kind's index of rows already defined.
-    fn ids(index: &mut Index) -> &mut FxHashMap<Self, u32>;
+    /// This kind's part of an index.
+    fn ids(index: &mut Index) -> &mut Ids<Self>;
 }
 
 /// Code that runs once for each definition kind except strings.
@@ -262,7 +262,8 @@ macro_rules! definitions {
         #[derive(Debug, Default)]
         pub struct Index {
             strings: FxHashMap<Box<str>, u32>,
-            $( $field: FxHashMap<$row, u32>, )*
+            string_count: u32,
+            $( $field: Ids<$row>, )*
         }
 
         $(
@@ -270,7 +271,7 @@ macro_rules! definitions {
             impl Definition for $row {
                 fn table(definitions: &Definitions) -> &$table { &definitions.$field }
                 fn table_mut(definitions: &mut Definitions) -> &mut $table { &mut definitions.$field }
-                fn ids(index: &mut Index) -> &mut FxHashMap<$row, u32> { &mut index.$field }
+                fn ids(index: &mut Index) -> &mut Ids<$row> { &mut index.$field }
             }
         )*
 
@@ -324,6 +325,34 @@ impl Definitions {
         let mut count = Count(self, self.strings.len());
         let Ok(()) = visit_definitions(&mut count);
         count.1
+    }
+
+    /// Moves all rows of `other` behind these, table by table.
+    pub fn append(&mut self, other: &mut Definitions) {
+        struct Append<'a>(&'a mut Definitions, &'a mut Definitions);
+        impl DefinitionVisitor for Append<'_> {
+            type Error = std::convert::Infallible;
+            fn visit<T: Definition>(&mut self) -> Result<(), Self::Error> {
+                T::table_mut(self.0).append(T::table_mut(self.1));
+                Ok(())
+            }
+        }
+        self.strings.append(&mut other.strings);
+        let Ok(()) = visit_definitions(&mut Append(self, other));
+    }
+
+    /// Removes all rows and keeps the memory for the next ones.
+    pub fn clear(&mut self) {
+        struct Clear<'a>(&'a mut Definitions);
+        impl DefinitionVisitor for Clear<'_> {
+            type Error = std::convert::Infallible;
+            fn visit<T: Definition>(&mut self) -> Result<(), Self::Error> {
+                T::table_mut(self.0).clear();
+                Ok(())
+            }
+        }
+        self.strings.clear();
+        let Ok(()) = visit_definitions(&mut Clear(self));
     }
 
     /// Whether nothing is defined.
@@ -391,38 +420,53 @@ impl Index {
         if string.is_empty() { Some(0) } else { self.strings.get(string).copied() }
     }
 
-    /// Defines a string that is not defined yet.
-    pub fn add_string(&mut self, definitions: &mut Definitions, string: &str) -> u32 {
-        definitions.strings.push(string.into());
-        let id = definitions.strings.len() as u32;
-        self.strings.insert(string.into(), id);
-        id
+    /// Gives a string the next id.
+    pub fn add_string(&mut self, string: &str) -> u32 {
+        self.string_count += 1;
+        self.strings.insert(string.into(), self.string_count);
+        self.string_count
     }
 
     /// The id of a row that is defined already. A property is so only while it is what was said last of its subject:
     /// said again after another value, it is a new row, so that the last row is the last word.
-    pub fn find<T: Definition>(&mut self, definitions: &Definitions, row: &T) -> Option<u32> {
-        let id = *T::ids(self).get(&subject_of(*row))?;
-        let is_said = || T::table(definitions).row(id as usize - 1) == *row;
-        (T::KIND != Property::KIND || is_said()).then_some(id)
+    pub fn find<T: Definition>(&mut self, row: &T) -> Option<u32> {
+        let (subject, value) = subject_and_value(*row);
+        let &(id, said) = T::ids(self).known.get(&subject)?;
+        (said == value).then_some(id)
     }
 
-    /// Defines a row that is not defined yet.
-    pub fn add<T: Definition>(&mut self, definitions: &mut Definitions, row: T) -> u32 {
-        let table = T::table_mut(definitions);
-        table.push(row);
-        let id = table.len() as u32;
-        T::ids(self).insert(subject_of(row), id);
-        id
+    /// Gives a row the next id of its kind.
+    pub fn add<T: Definition>(&mut self, row: T) -> u32 {
+        let (subject, value) = subject_and_value(row);
+        let ids = T::ids(self);
+        ids.count += 1;
+        ids.known.insert(subject, (ids.count, value));
+        ids.count
     }
 }
 
-/// A property without its value, by which the index knows it; any other row as it is.
-fn subject_of<T: Definition>(mut row: T) -> T {
-    const VALUE: usize = 3;
-    if T::KIND == Property::KIND {
-        debug_assert_eq!(T::COLUMNS[VALUE].name, "value");
-        row.set(VALUE, 0);
+/// The ids given to rows of one kind.
+#[derive(Debug)]
+pub struct Ids<T> {
+    /// By what a row says something of: the last id, and what was said. See [`subject_and_value`].
+    known: FxHashMap<T, (u32, u64)>,
+    count: u32,
+}
+
+impl<T> Default for Ids<T> {
+    fn default() -> Ids<T> {
+        Ids { known: FxHashMap::default(), count: 0 }
     }
-    row
+}
+
+/// A property without its value, by which the index knows it, and that value; any other row as it is, and 0.
+fn subject_and_value<T: Definition>(mut row: T) -> (T, u64) {
+    const VALUE: usize = 3;
+    if T::KIND != Property::KIND {
+        return (row, 0);
+    }
+    debug_assert_eq!(T::COLUMNS[VALUE].name, "value");
+    let value = row.get(VALUE);
+    row.set(VALUE, 0);
+    (row, value)
 }

@@ -5,7 +5,7 @@ use crate::error::TapeError;
 /// The first bytes of a tape. As PNG's: a byte that is no ASCII, a name, and a line end that a text transfer breaks.
 pub const MAGIC: [u8; 8] = *b"\x89KTAP\r\n\x1a";
 /// A reader that knows a lower major version cannot read the tape.
-pub const MAJOR: u16 = 1;
+pub const MAJOR: u16 = 2;
 /// Grows when something is added that older readers may ignore.
 pub const MINOR: u16 = 0;
 /// The header's length.
@@ -38,10 +38,34 @@ impl ClockKind {
     }
 }
 
+/// Where the open tail of a tape is while it is written.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum TailKind {
+    /// Nowhere but in the writer, which can start again (an importer).
+    #[default]
+    None,
+    /// In the file's staging area: what was recorded survives the writer.
+    Mapped,
+    /// In the writer's memory, as the filesystem has no shared mappings: what is not in a block dies with the writer.
+    Memory,
+}
+
+impl TailKind {
+    fn code(self) -> u8 {
+        match self {
+            TailKind::None => 0,
+            TailKind::Mapped => 1,
+            TailKind::Memory => 2,
+        }
+    }
+}
+
 /// A tape's header. `docs/format.md` has the offsets.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct FileHeader {
-    /// The minor version that wrote it.
+    /// The version that wrote it. Decides how blocks and staged records look.
+    pub major: u16,
+    /// The version that wrote it, within its major version.
     pub minor: u16,
     /// What the times count on.
     pub clock: ClockKind,
@@ -55,6 +79,8 @@ pub struct FileHeader {
     pub host: String,
     /// The program that wrote it. Cut to 63 bytes.
     pub writer: String,
+    /// Where the open tail is.
+    pub tail: TailKind,
     /// How long each of the two staging halves is; 0 for a tape without staging.
     pub staging_half_bytes: u64,
 }
@@ -80,7 +106,7 @@ impl FileHeader {
         // 24: optional features, none yet.
         set(32, &self.boot_id);
         set(48, &self.created_unix_ns.to_le_bytes());
-        set(56, &[self.clock.code()]);
+        set(56, &[self.clock.code(), self.tail.code()]);
         set(64, &self.staging_half_bytes.to_le_bytes());
         set(128, &text_field(&self.host));
         set(192, &text_field(&self.writer));
@@ -124,8 +150,16 @@ impl FileHeader {
             3 => ClockKind::Boot,
             _ => ClockKind::Unknown,
         };
+        let tail = match (major, bytes[57], u64_at(64)) {
+            (1, _, 0) => TailKind::None,
+            (1, ..) | (_, 1, _) => TailKind::Mapped,
+            (_, 2, _) => TailKind::Memory,
+            _ => TailKind::None,
+        };
         Ok(FileHeader {
+            major,
             minor,
+            tail,
             clock,
             created_unix_ns: u64_at(48) as i64,
             boot_id: bytes[32..48].try_into().expect("16 bytes"),
@@ -156,6 +190,8 @@ mod tests {
     #[test]
     fn round_trip() {
         let header = FileHeader {
+            major: MAJOR,
+            tail: TailKind::Memory,
             clock: ClockKind::Boot,
             created_unix_ns: -5,
             boot_id: [7; 16],
@@ -174,7 +210,7 @@ mod tests {
         let mut bytes = FileHeader::default().to_bytes();
         bytes[8] = 9;
         let error = FileHeader::read(&bytes).unwrap_err().to_string();
-        assert!(error.contains("9.0") && error.contains("1.x"), "{error}");
+        assert!(error.contains("9.0") && error.contains("2.x"), "{error}");
     }
 
     #[test]

@@ -17,20 +17,29 @@ pub mod error;
 pub mod event;
 pub mod header;
 pub mod memory;
+pub mod owners;
+mod part;
 pub mod reader;
+mod replay;
+mod sealer;
+mod source;
 mod staging;
 pub mod table;
+mod tail;
 mod varint;
 mod walk;
+pub mod wanted;
 pub mod writer;
 
 pub use definition::{Definition, Definitions};
 pub use error::{Damage, TapeError};
 pub use event::{Event, Events};
 pub use memory::Memory;
-pub use reader::{Contents, Tape, Wanted};
+pub use owners::Owners;
+pub use reader::{Contents, Part, Tape};
 pub use table::{Row, Table};
-pub use writer::{Options, TapeWriter, Written};
+pub use wanted::Wanted;
+pub use writer::{Options, TapeWriter, WhenFull, Written};
 
 /// Takes definitions and events: a tape being written, or a trace in memory.
 ///

@@ -20,11 +20,17 @@ impl Sink for Memory {
     type Error = Infallible;
 
     fn string(&mut self, string: &str) -> Result<u32, Infallible> {
-        Ok(self.index.find_string(string).unwrap_or_else(|| self.index.add_string(&mut self.definitions, string)))
+        Ok(self.index.find_string(string).unwrap_or_else(|| {
+            self.definitions.strings.push(string.into());
+            self.index.add_string(string)
+        }))
     }
 
     fn define<T: Definition>(&mut self, row: T) -> Result<u32, Infallible> {
-        Ok(self.index.find(&self.definitions, &row).unwrap_or_else(|| self.index.add(&mut self.definitions, row)))
+        Ok(self.index.find(&row).unwrap_or_else(|| {
+            T::table_mut(&mut self.definitions).push(row);
+            self.index.add(row)
+        }))
     }
 
     fn event<E: Event>(&mut self, row: E) -> Result<(), Infallible> {

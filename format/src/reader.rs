@@ -1,49 +1,36 @@
 //! Reads a tape: its own bytes, a file's, or those of one that is still being written.
 //!
 //! [`Tape::open`] walks the block headers (77 for five million events) and so needs no index; nothing is decoded
-//! before [`Tape::read`], which decodes block by block on all cores and skips blocks and sections that are not asked
-//! for. What cannot be read is [`Damage`], and said; the rest is given.
+//! before [`Tape::read`] or [`Tape::scan`], which decode block by block on all cores and skip blocks, sections and
+//! columns that are not asked for. What cannot be read is [`Damage`], and said; the rest is given.
 
 use std::fs::File;
-use std::io::{Cursor, Read};
 use std::path::Path;
 
-use memmap2::Mmap;
 use rayon::prelude::*;
 
-use crate::block::{BlockInfo, BlockKind, MAX_ROWS_PER_BYTE, Payload, SectionDecoder, SectionInfo};
-use crate::definition::{Definition, DefinitionVisitor, Definitions, visit_definitions};
+use crate::block::{BlockInfo, BlockKind, MAX_ROWS_PER_BYTE, SectionDecoder};
+use crate::definition::Definitions;
 use crate::error::{Damage, TapeError};
-use crate::event::{ClockPair, Event, Events, KindVisitor, Loss, visit_kinds};
+use crate::event::{ClockPair, Events, Loss};
 use crate::header::{FileHeader, HEADER_BYTES};
-use crate::staging::{Half, halves};
+use crate::owners::Owners;
+use crate::part::{Decoded, append_definitions, block_damage, decode};
+use crate::source::Source;
 use crate::table::{DefinitionKind, Row as _, Table};
-use crate::walk::{next_sequence, walk};
+use crate::tail::{Half, halves};
+use crate::walk::{Walk, next_sequence};
+use crate::wanted::Wanted;
 
 /// A tape, opened: its header, the places of its blocks, and what was staged and not sealed.
 pub struct Tape {
-    data: Data,
+    source: Source,
     header: FileHeader,
-    blocks: Vec<BlockInfo>,
-    damage: Vec<Damage>,
+    walk: Walk,
     /// Only those that no block has the rows of.
     halves: Vec<Half>,
-}
-
-enum Data {
-    Mapped(Mmap),
-    Owned(Vec<u8>),
-}
-
-/// What of a tape is wanted.
-#[derive(Clone, Debug, Default)]
-pub struct Wanted {
-    /// Leave out events that end at or before this time, instants before it.
-    pub from_ns: Option<i64>,
-    /// Leave out events that begin at or after this time.
-    pub to_ns: Option<i64>,
-    /// Only these tables ([`crate::Row::KIND`]); all if empty. Losses always come.
-    pub kinds: Vec<u16>,
+    /// Events that were lost and that no loss row tells of, as the writer was killed before it could.
+    lost: Option<Loss>,
 }
 
 /// What was read.
@@ -59,45 +46,75 @@ pub struct Contents {
     pub staged_rows: u64,
 }
 
+/// What one block or one staging half holds.
+#[derive(Debug, Default)]
+pub struct Part<'a> {
+    /// The block; `None` for a half.
+    pub block: Option<&'a BlockInfo>,
+    /// Its definitions, which are the last ones of all so far.
+    pub definitions: Definitions,
+    /// Those of its events that are wanted.
+    pub events: Events,
+    /// What could not be read of it.
+    pub damage: Vec<Damage>,
+}
+
 impl Tape {
-    /// Opens the tape at `path`, which is mapped, not read.
+    /// Opens the tape at `path`. It may be growing: what was on it when this was called is seen.
     pub fn open(path: &Path) -> Result<Tape, TapeError> {
-        let mut file = File::open(path)?;
-        let length = file.metadata()?.len();
-        if length == 0 {
-            return Err(TapeError::NotATape("is empty"));
-        }
-        let mut front = Vec::new();
-        (&file).take(HEADER_BYTES as u64).read_to_end(&mut front)?;
-        let header = FileHeader::read(&front)?;
-        // The halves are copied before the blocks are looked for. So a half that the writer seals in between is among
-        // the blocks, and nothing that was on the tape when it was opened is missing.
-        let halves = halves(&mut file, length, &header)?;
-        // SAFETY: a tape is only ever appended to, except that its writer rewrites the staging area, which is not read
-        // through this mapping, and a block that it failed to write, whose checksum tells. Cutting a tape short while
-        // it is being read is the user's to avoid; the mapping would fault.
-        let map = unsafe { Mmap::map(&file)? };
-        Ok(Tape::new(Data::Mapped(map), header, halves))
+        Tape::new(Source::file(File::open(path)?)?)
     }
 
     /// Opens a tape that is in memory.
     pub fn from_bytes(bytes: Vec<u8>) -> Result<Tape, TapeError> {
-        let header = FileHeader::read(&bytes)?;
-        let halves = halves(&mut Cursor::new(&bytes), bytes.len() as u64, &header)?;
-        Ok(Tape::new(Data::Owned(bytes), header, halves))
+        Tape::new(Source::Bytes(bytes))
     }
 
-    fn new(data: Data, header: FileHeader, mut halves: Vec<Half>) -> Tape {
-        let (mut blocks, mut damage) = walk(data.bytes(), header.blocks_offset());
+    fn new(source: Source) -> Result<Tape, TapeError> {
+        let header = FileHeader::read(&source.read(0, HEADER_BYTES as u64)?)?;
+        let mut tape = Tape { source, header, walk: Walk::default(), halves: Vec::new(), lost: None };
+        tape.walk_from(0)?;
+        Ok(tape)
+    }
+
+    /// Takes in what a growing tape has got since it was opened or last refreshed.
+    pub fn refresh(&mut self) -> Result<(), TapeError> {
+        self.source.grow()?;
+        self.walk_from(self.walk.blocks.len())
+    }
+
+    /// Finds the blocks that follow the first `known`, and the tail.
+    fn walk_from(&mut self, known: usize) -> Result<(), TapeError> {
+        // The halves are copied before the blocks are looked for. So a half that the writer seals in between is among
+        // the blocks, and nothing that was on the tape when it was opened is missing.
+        let mut halves = halves(&self.source, &self.header)?;
+        self.source.grow()?;
+        let Walk { blocks, damage } = &mut self.walk;
+        blocks.truncate(known);
+        let from = blocks.last().map_or(self.header.blocks_offset(), |block| block.offset + block.bytes);
+        damage.retain(|damage| damage.offset + damage.bytes <= from && damage.offset < from);
+        self.walk.go_on(&self.source, from)?;
+        let Walk { blocks, damage } = &mut self.walk;
         // The last block may not be whole yet, or for ever, while the half that it is written from still is.
-        if let Some(last) = blocks
-            .pop_if(|last| halves.iter().any(|half| half.sequence == last.sequence) && data.payload(last).is_err())
+        let source = &self.source;
+        let is_torn = |last: &BlockInfo| -> std::io::Result<bool> {
+            let is_staged = halves.iter().any(|half| half.sequence == last.sequence);
+            Ok(is_staged && last.check(&source.range(last.payload())?).is_err())
+        };
+        if let Some(last) = blocks.last()
+            && is_torn(last)?
         {
-            damage.push(Damage { reason: "the last block is not whole", ..block_damage(&last) });
+            damage.push(block_damage(last, "the last block is not whole"));
+            blocks.pop();
         }
         let closed = blocks.last().is_some_and(|block| block.kind == BlockKind::End);
-        halves.retain(|half| !closed && half.sequence >= next_sequence(&blocks));
-        Tape { data, header, blocks, damage, halves }
+        let next = next_sequence(blocks);
+        // What the newest half says of losses counts, sealed or not, until a later one has taken it over.
+        let newest = halves.last().filter(|half| half.sequence.wrapping_add(1) >= next && !closed);
+        self.lost = newest.filter(|half| half.lost > 0).map(|half| Loss { count: half.lost, ..Loss::default() });
+        halves.retain(|half| !closed && half.sequence >= next);
+        self.halves = halves;
+        Ok(())
     }
 
     /// The header.
@@ -107,93 +124,144 @@ impl Tape {
 
     /// The readable blocks in file order, the end mark included.
     pub fn blocks(&self) -> &[BlockInfo] {
-        &self.blocks
+        &self.walk.blocks
     }
 
     /// The tape's length.
     pub fn file_bytes(&self) -> u64 {
-        self.data.bytes().len() as u64
+        self.source.length()
     }
 
     /// When the first event began, losses and clock pairs aside; `None` if there is none.
     pub fn first_ns(&self) -> Option<i64> {
         let counts =
             |table: u16| table < DefinitionKind::String as u16 && ![Loss::KIND, ClockPair::KIND].contains(&table);
-        let sections = self.blocks.iter().flat_map(|block| &block.sections);
+        let sections = self.blocks().iter().flat_map(|block| &block.sections);
         let sealed = sections.filter(|section| counts(section.table)).map(|section| section.first_ns);
         sealed.chain(self.halves.iter().filter_map(|half| half.first_ns(counts))).min()
     }
 
     /// Whether the writer finished the tape. If not it is still being written, or its writer was killed.
     pub fn is_closed(&self) -> bool {
-        self.blocks.last().is_some_and(|block| block.kind == BlockKind::End)
+        self.blocks().last().is_some_and(|block| block.kind == BlockKind::End)
+    }
+
+    /// All definitions, and no events: for whoever must know an id before asking for more.
+    pub fn definitions(&self) -> Result<Definitions, TapeError> {
+        // No table has this number, so only losses come, which are few.
+        let nothing = Wanted { kinds: vec![u16::MAX], ..Wanted::default() };
+        Ok(self.read(&nothing)?.definitions)
     }
 
     /// Decodes what is wanted, on all cores. The result does not depend on their number.
     pub fn read(&self, wanted: &Wanted) -> Result<Contents, TapeError> {
-        let mut contents = Contents { damage: self.damage.clone(), ..Contents::default() };
-        // Ids are positions. Where a block is lost, at most as many definitions as its bytes can hold are missing, and
-        // never so many that a stranger's tape could fill the memory with them.
-        let lost_bytes = self.damage.iter().fold(0_u64, |sum, damage| sum.saturating_add(damage.bytes));
-        let mut lost_rows = lost_bytes.saturating_mul(MAX_ROWS_PER_BYTE);
-        let blocks: Vec<&BlockInfo> = self.blocks.iter().filter(|block| block.kind == BlockKind::Data).collect();
-        // Some blocks at a time, so that no more than these are in memory twice.
-        for blocks in at_once(&blocks) {
-            let parts: Vec<Part> = blocks
-                .par_iter()
-                .map_init(SectionDecoder::new, |decoder, block| match decoder {
-                    Ok(decoder) => Ok(read_block(decoder, block, &self.data, wanted)),
-                    Err(error) => Err(std::io::Error::new(error.kind(), error.to_string())),
-                })
-                .collect::<Result<_, _>>()?;
-            for (block, mut part) in blocks.iter().zip(parts) {
-                if append_definitions(block, &mut part.definitions, &mut contents.definitions, &mut lost_rows) {
-                    contents.damage.append(&mut part.damage);
-                    contents.events.append(&mut part.events);
-                } else {
-                    let reason = "a block's definitions do not follow those before";
-                    contents.damage.push(Damage { reason, ..block_damage(block) });
-                }
+        let mut contents = Contents::default();
+        let mut damage = Vec::new();
+        let (definitions, lost) = self.parts(wanted, |_, mut part| {
+            if part.block.is_none() {
+                contents.staged_rows += (part.definitions.len() + part.events.len()) as u64;
             }
-        }
-        self.read_tail(wanted, &mut contents);
-        contents.damage.sort_by_key(|damage| damage.offset);
-        Ok(contents)
+            damage.append(&mut part.damage);
+            contents.events.append(&mut part.events);
+            Ok::<(), TapeError>(())
+        })?;
+        damage.extend(lost);
+        damage.sort_by_key(|damage| damage.offset);
+        Ok(Contents { definitions, damage, ..contents })
     }
 
-    /// Adds what was staged but not sealed.
-    fn read_tail(&self, wanted: &Wanted, contents: &mut Contents) {
-        let mut next = next_sequence(&self.blocks);
+    /// Decodes what is wanted part by part, in order, some at a time on all cores; so what is in memory at once does not
+    /// grow with the tape. `visit` gets all definitions so far too. Returns the damage that is no part's.
+    pub fn scan<E: From<TapeError>>(
+        &self,
+        wanted: &Wanted,
+        visit: impl FnMut(&Definitions, Part<'_>) -> Result<(), E>,
+    ) -> Result<Vec<Damage>, E> {
+        Ok(self.parts(wanted, visit)?.1)
+    }
+
+    fn parts<E: From<TapeError>>(
+        &self,
+        wanted: &Wanted,
+        mut visit: impl FnMut(&Definitions, Part<'_>) -> Result<(), E>,
+    ) -> Result<(Definitions, Vec<Damage>), E> {
+        let owners = if wanted.processes.is_empty() { Owners::default() } else { Owners::of(&self.definitions()?) };
+        let mut all = Definitions::default();
+        let mut damage = self.walk.damage.clone();
+        // Ids are positions. Where a block is lost, at most as many definitions as its bytes can hold are missing, and
+        // never so many that a stranger's tape could fill the memory with them.
+        let lost_bytes = damage.iter().fold(0_u64, |sum, damage| sum.saturating_add(damage.bytes));
+        let mut lost_rows = lost_bytes.saturating_mul(MAX_ROWS_PER_BYTE);
+        let blocks: Vec<&BlockInfo> = self.blocks().iter().filter(|block| block.kind == BlockKind::Data).collect();
+        for blocks in at_once(&blocks) {
+            let decoded: Vec<Decoded> = blocks
+                .par_iter()
+                .map_init(SectionDecoder::new, |decoder, block| match decoder {
+                    Ok(decoder) => decode(decoder, block, &self.source, wanted, &owners),
+                    Err(error) => Err(std::io::Error::new(error.kind(), error.to_string())),
+                })
+                .collect::<std::io::Result<_>>()
+                .map_err(TapeError::from)?;
+            for (block, Decoded { definitions, events, damage }) in blocks.iter().zip(decoded) {
+                let mut part = Part { block: Some(block), definitions, events, damage };
+                if !append_definitions(block, &mut part.definitions.clone(), &mut all, &mut lost_rows) {
+                    let reason = "a block's definitions do not follow those before";
+                    part = Part { block: Some(block), damage: vec![block_damage(block, reason)], ..Part::default() };
+                }
+                visit(&all, part)?;
+            }
+        }
+        self.tail(wanted, &owners, &mut all, &mut damage, &mut visit)?;
+        Ok((all, damage))
+    }
+
+    /// Visits what was staged but not sealed.
+    fn tail<E: From<TapeError>>(
+        &self,
+        wanted: &Wanted,
+        owners: &Owners,
+        all: &mut Definitions,
+        damage: &mut Vec<Damage>,
+        visit: &mut impl FnMut(&Definitions, Part<'_>) -> Result<(), E>,
+    ) -> Result<(), E> {
+        let mut next = next_sequence(self.blocks());
         let mut whole = !self.halves.is_empty();
         for half in &self.halves {
-            let mut damage = |reason| {
+            let mut part = Part::default();
+            let mut lost = |reason| {
                 whole = false;
-                contents.damage.push(Damage { offset: half.offset, bytes: half.bytes(), rows: None, reason });
+                part.damage.push(Damage { offset: half.offset, bytes: half.bytes(), rows: None, reason });
             };
-            if half.sequence != next {
-                damage("the block before this staged data is lost, and with it what the data refers to");
-                continue;
+            let mut records = (Definitions::default(), Events::default());
+            if !half.sound {
+                lost("a staging half's head is damaged");
+            } else if half.sequence != next {
+                lost("the block before this staged data is lost, and with it what the data refers to");
+            } else if self.header.is_suspect() {
+                next = next.wrapping_add(1);
+                lost("the host restarted before this staged data was sealed");
+            } else {
+                next = next.wrapping_add(1);
+                if !half.replay(&mut records.0, &mut records.1) {
+                    lost("staged data ends in a record that cannot be read");
+                }
             }
-            next = next.wrapping_add(1);
-            if self.header.is_suspect() {
-                damage("the host restarted before this staged data was sealed");
-                continue;
-            }
-            let mut events = Events::default();
-            let defined = contents.definitions.len();
-            let complete = half.replay(&mut contents.definitions, &mut events);
-            contents.staged_rows += (contents.definitions.len() - defined + events.len()) as u64;
-            if !complete {
-                damage("staged data ends in a record that cannot be read");
-            }
-            wanted.keep(&mut events);
-            contents.events.append(&mut events);
+            (part.definitions, part.events) = records;
+            all.append(&mut part.definitions.clone());
+            wanted.keep(owners, &mut part.events);
+            visit(all, part)?;
+        }
+        if let Some(loss) = self.lost {
+            let mut part = Part::default();
+            part.events.loss.push(loss);
+            visit(all, part)?;
         }
         if whole {
             // A block that was being written has cost nothing.
-            let end = self.blocks.last().map_or(self.header.blocks_offset(), |block| block.offset + block.bytes);
-            contents.damage.retain(|damage| damage.offset < end);
+            let end = self.blocks().last().map_or(self.header.blocks_offset(), |block| block.offset + block.bytes);
+            damage.retain(|damage| damage.offset < end);
         }
+        Ok(())
     }
 }
 
@@ -203,20 +271,6 @@ impl FileHeader {
         let boot = crate::writer::this_boot();
         let same_host = std::fs::read_to_string("/proc/sys/kernel/hostname").is_ok_and(|name| name.trim() == self.host);
         same_host && self.boot_id != [0; 16] && boot != [0; 16] && boot != self.boot_id
-    }
-}
-
-impl Data {
-    fn bytes(&self) -> &[u8] {
-        match self {
-            Data::Mapped(map) => map,
-            Data::Owned(bytes) => bytes,
-        }
-    }
-
-    fn payload(&self, block: &BlockInfo) -> Result<Payload<'_>, &'static str> {
-        let range = block.payload();
-        block.check(self.bytes().get(range.start as usize..range.end as usize).unwrap_or_default())
     }
 }
 
@@ -234,201 +288,5 @@ fn at_once<'a>(mut blocks: &'a [&'a BlockInfo]) -> impl Iterator<Item = &'a [&'a
         let (run, rest) = blocks.split_at(blocks.iter().take(BLOCKS).take_while(fits).count());
         blocks = rest;
         (!run.is_empty()).then_some(run)
-    })
-}
-
-/// What one block holds.
-#[derive(Default)]
-struct Part {
-    definitions: Definitions,
-    events: Events,
-    damage: Vec<Damage>,
-}
-
-fn read_block(decoder: &mut SectionDecoder, block: &BlockInfo, data: &Data, wanted: &Wanted) -> Part {
-    let mut part = Part::default();
-    let payload = match data.payload(block) {
-        Ok(payload) => payload,
-        Err(reason) => {
-            part.damage.push(Damage { reason, ..block_damage(block) });
-            return part;
-        }
-    };
-    for section in &block.sections {
-        if section.table >= DefinitionKind::String as u16 {
-            continue;
-        }
-        let mut read = ReadEvents { section, decoder, payload, wanted, events: &mut part.events, sound: true };
-        let Ok(()) = visit_kinds(&mut read);
-        if !read.sound {
-            part.damage.push(section_damage(section));
-        }
-    }
-    let mut definitions =
-        ReadDefinitions { block, decoder, payload, new: &mut part.definitions, damage: &mut part.damage };
-    definitions.strings();
-    let Ok(()) = visit_definitions(&mut definitions);
-    wanted.keep(&mut part.events);
-    part
-}
-
-fn block_damage(block: &BlockInfo) -> Damage {
-    Damage { offset: block.offset, bytes: block.bytes, rows: Some(block.rows), reason: "" }
-}
-
-fn section_damage(section: &SectionInfo) -> Damage {
-    Damage {
-        offset: section.range.start,
-        bytes: section.range.end - section.range.start,
-        rows: Some(section.rows),
-        reason: "a table's columns contradict themselves",
-    }
-}
-
-struct ReadEvents<'a> {
-    section: &'a SectionInfo,
-    decoder: &'a mut SectionDecoder,
-    payload: Payload<'a>,
-    wanted: &'a Wanted,
-    events: &'a mut Events,
-    sound: bool,
-}
-
-impl Wanted {
-    /// Drops the rows that are not wanted.
-    pub fn keep(&self, events: &mut Events) {
-        struct Keep<'a>(&'a mut Events, &'a Wanted);
-        impl KindVisitor for Keep<'_> {
-            type Error = std::convert::Infallible;
-            fn visit<E: Event>(&mut self) -> Result<(), Self::Error> {
-                let table = E::table_mut(self.0);
-                if !self.1.kind::<E>() {
-                    *table = E::Table::default();
-                }
-                let kept = |row: &E| self.1.overlaps(row.start_ns(), row.end_ns());
-                let rows: Vec<u32> = (0..table.len() as u32).filter(|&row| kept(&table.row(row as usize))).collect();
-                if rows.len() < table.len() {
-                    table.gather(&rows);
-                }
-                Ok(())
-            }
-        }
-        if self.from_ns.is_some() || self.to_ns.is_some() || !self.kinds.is_empty() {
-            let Ok(()) = visit_kinds(&mut Keep(events, self));
-        }
-    }
-
-    fn kind<E: Event>(&self) -> bool {
-        self.kinds.is_empty() || self.kinds.contains(&E::KIND) || E::KIND == Loss::KIND
-    }
-
-    fn overlaps(&self, start_ns: i64, end_ns: i64) -> bool {
-        self.from_ns.is_none_or(|from| end_ns > from || start_ns >= from) && self.to_ns.is_none_or(|to| start_ns < to)
-    }
-
-    /// Whether a row of a section can be wanted. One that ends exactly at `from` may be an instant, which is.
-    fn may_overlap(&self, section: &SectionInfo) -> bool {
-        self.from_ns.is_none_or(|from| section.last_ns >= from) && self.to_ns.is_none_or(|to| section.first_ns < to)
-    }
-}
-
-impl KindVisitor for ReadEvents<'_> {
-    type Error = std::convert::Infallible;
-    fn visit<E: Event>(&mut self) -> Result<(), Self::Error> {
-        let section = self.section;
-        if section.table != E::KIND || !self.wanted.kind::<E>() || !self.wanted.may_overlap(section) {
-            return Ok(());
-        }
-        match self.decoder.table::<E::Table>(section, self.payload) {
-            Some(mut table) => E::table_mut(self.events).append(&mut table),
-            None => self.sound = false,
-        }
-        Ok(())
-    }
-}
-
-struct ReadDefinitions<'a> {
-    block: &'a BlockInfo,
-    decoder: &'a mut SectionDecoder,
-    payload: Payload<'a>,
-    new: &'a mut Definitions,
-    damage: &'a mut Vec<Damage>,
-}
-
-impl ReadDefinitions<'_> {
-    fn strings(&mut self) {
-        let Some(section) = self.block.section(DefinitionKind::String as u16) else { return };
-        match self.decoder.strings(section, self.payload) {
-            Some(strings) => self.new.strings = strings,
-            None => self.damage.push(section_damage(section)),
-        }
-    }
-}
-
-impl DefinitionVisitor for ReadDefinitions<'_> {
-    type Error = std::convert::Infallible;
-    fn visit<T: Definition>(&mut self) -> Result<(), Self::Error> {
-        let Some(section) = self.block.section(T::KIND) else { return Ok(()) };
-        match self.decoder.table::<T::Table>(section, self.payload) {
-            Some(table) => *T::table_mut(self.new) = table,
-            None => self.damage.push(section_damage(section)),
-        }
-        Ok(())
-    }
-}
-
-/// Moves `new`, the definitions of `block`, behind `all`, at the ids that its directory gives. Empty ones stand for
-/// those that could not be read: of this block, as the directory says, and of lost ones before it, of which at most
-/// `lost_rows` can be missing. Returns whether the ids fit.
-fn append_definitions(block: &BlockInfo, new: &mut Definitions, all: &mut Definitions, lost_rows: &mut u64) -> bool {
-    struct Append<'a> {
-        block: &'a BlockInfo,
-        new: &'a mut Definitions,
-        all: &'a mut Definitions,
-        lost_rows: u64,
-        commit: bool,
-    }
-    impl Append<'_> {
-        /// How many rows to fill in before those that were read; an error if the ids overlap or too many are missing.
-        fn missing(&mut self, table: u16, present: usize, read: usize) -> Result<usize, ()> {
-            let section = self.block.section(table).filter(|section| section.rows > 0);
-            let Some(section) = section else { return Ok(0) };
-            let gap = section.first_id.checked_sub(1 + present as u64).ok_or(())?;
-            self.lost_rows = self.lost_rows.checked_sub(gap).ok_or(())?;
-            Ok((gap + section.rows) as usize - read)
-        }
-
-        fn strings(&mut self) -> Result<(), ()> {
-            let (present, read) = (self.all.strings.len(), self.new.strings.len());
-            let missing = self.missing(DefinitionKind::String as u16, present, read)?;
-            if self.commit {
-                self.all.strings.extend(std::iter::repeat_n(Box::from(""), missing));
-                self.all.strings.append(&mut self.new.strings);
-            }
-            Ok(())
-        }
-    }
-    impl DefinitionVisitor for Append<'_> {
-        type Error = ();
-        fn visit<T: Definition>(&mut self) -> Result<(), ()> {
-            let (present, read) = (T::table(self.all).len(), T::table(self.new).len());
-            let missing = self.missing(T::KIND, present, read)?;
-            if self.commit {
-                let all = T::table_mut(self.all);
-                (0..missing).for_each(|_| all.push(T::default()));
-                all.append(T::table_mut(self.new));
-            }
-            Ok(())
-        }
-    }
-    // Twice over: first to see whether all tables fit, then to move them. A block is taken whole or not at all.
-    let before = *lost_rows;
-    [false, true].into_iter().all(|commit| {
-        let mut append = Append { block, new: &mut *new, all: &mut *all, lost_rows: before, commit };
-        let fits = append.strings().and_then(|()| visit_definitions(&mut append)).is_ok();
-        if commit {
-            *lost_rows = append.lost_rows;
-        }
-        fits
     })
 }

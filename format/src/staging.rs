@@ -1,266 +1,274 @@
 //! The open tail of a tape: records on their way into a block, in memory that outlives the writer.
 //!
-//! The two halves are part of the file and mapped shared, so what is stored there is the kernel's to keep when the
-//! writer is killed. A half is `{magic, sequence, committed}` and then records; a record counts once `committed`
-//! has passed it. A half carries the sequence number of the block that its records will be sealed into, so a reader
-//! knows by one comparison whether a half or its block has the rows. With two halves, one can be sealed while the
-//! other fills.
+//! Two halves are part of the file and mapped shared, so what is stored there is the kernel's to keep when the writer
+//! is killed. The writer fills one half with records while its sealer (`sealer.rs`) turns the other into a block; a
+//! half carries the sequence number of that block, so a reader knows by one comparison which of the two has the rows.
+//! Where a file cannot be mapped, or need not (an importer starts again), the halves are ordinary memory.
+//!
+//! ```text
+//! half     magic | sequence | committed | lost | records …
+//! record   length u32, table u16, check u16 | the row's fields, or a string's bytes | zeros up to a multiple of 8
+//! ```
+//!
+//! A record counts once `committed` has passed it. All is made of 8-byte words, stored whole: staging a launch is
+//! eight stores. A checksum of the usual kind would cost more than the rest, so a record has a fold of its words, and
+//! the numbers of a half's head stand beside their complement: any single flipped bit is noticed.
 //!
 //! A reader of a growing tape copies a half, and takes the copy only if the half has the same number after it as
 //! before: the writer renames a half before it stores the next block's records over the last one's.
 //!
 //! Power loss is another matter: pages may reach the disk in any order. See `FileHeader::boot_id`.
 
-use std::io::{self, Read, Seek, SeekFrom};
 use std::sync::atomic::{AtomicU64, Ordering, fence};
 
 use memmap2::MmapMut;
 
-use crate::definition::{Definition, DefinitionVisitor, Definitions, visit_definitions};
-use crate::event::{Event, Events, KindVisitor, visit_kinds};
-use crate::header::FileHeader;
-use crate::table::{DefinitionKind, Row, Table};
+use crate::event::Event;
+use crate::table::Row;
 
 /// The first bytes of a half.
-const MAGIC: [u8; 8] = *b"KTAPHALF";
-/// The length of a half's head: magic, sequence, committed, reserved.
+pub(crate) const MAGIC: [u8; 8] = *b"KTAPHALF";
+/// The length of a half's head: magic, sequence, committed, lost.
 pub(crate) const HALF_HEADER_BYTES: usize = 32;
-/// The length of a record's head: length of what follows, table.
-const RECORD_HEADER_BYTES: usize = 6;
+/// The length of a record's head.
+pub(crate) const RECORD_HEADER_BYTES: usize = 8;
+/// Where in a half's head its numbers are.
+pub(crate) const SEQUENCE_AT: usize = 8;
+pub(crate) const COMMITTED_AT: usize = 16;
+pub(crate) const LOST_AT: usize = 24;
 
-/// The two mapped halves of a tape being written.
-pub(crate) struct Staging {
-    map: MmapMut,
+/// The memory of the two halves, shared by the writer, who stores into one, and the sealer, who reads the other.
+pub(crate) struct Halves {
+    /// Keeps the memory; all access goes through `base`.
+    _map: MmapMut,
+    base: *mut u8,
     half_bytes: usize,
-    active: usize,
-    used: usize,
 }
 
-impl Staging {
-    /// Takes the mapping of a file's first bytes, up to its first block.
-    pub(crate) fn new(map: MmapMut, half_bytes: usize) -> Staging {
-        Staging { map, half_bytes, active: 0, used: 0 }
+// SAFETY: `base` points into a mapping that lives as long as this struct. A half's records are stored only through
+// `OpenHalf`, of which the writer has at most one, and read only by the sealer between the message that gives it that
+// half and the one that gives it back; the heads are atomic.
+unsafe impl Send for Halves {}
+// SAFETY: as above.
+unsafe impl Sync for Halves {}
+
+impl Halves {
+    /// Two halves of `half_bytes`, a multiple of 64, which begin `from` bytes behind the start of the mapping.
+    pub(crate) fn new(mut map: MmapMut, from: usize, half_bytes: usize) -> Halves {
+        assert!(map.len() >= from + 2 * half_bytes && half_bytes > HALF_HEADER_BYTES && half_bytes.is_multiple_of(64));
+        // SAFETY: within the mapping, by the line above.
+        let base = unsafe { map.as_mut_ptr().add(from) };
+        Halves { _map: map, base, half_bytes }
     }
 
-    /// Whether the open half has no record yet.
-    pub(crate) fn is_empty(&self) -> bool {
-        self.used == 0
+    /// How many bytes of records a half holds.
+    pub(crate) fn capacity(&self) -> usize {
+        self.half_bytes - HALF_HEADER_BYTES
     }
 
-    /// Whether a record of this many bytes fits into the open half.
-    pub(crate) fn fits(&self, bytes: usize) -> bool {
-        self.used + RECORD_HEADER_BYTES + bytes <= self.half_bytes - HALF_HEADER_BYTES
-    }
-
-    /// Opens the other half for the records of block `sequence`. What it held must have been sealed.
-    pub(crate) fn open_half(&mut self, sequence: u64) {
-        self.active ^= 1;
-        self.used = 0;
+    /// Opens a half for the records of block `sequence`, before which `lost` events were lost that no row tells of yet.
+    /// What it held must have been sealed.
+    pub(crate) fn open(&self, half: usize, sequence: u64, lost: u64) -> OpenHalf {
         // Emptied before it is renamed: killed in between, the half is the old block's and empty.
-        self.committed().store(0, Ordering::Release);
-        let at = self.half_offset();
-        self.map[at..at + 8].copy_from_slice(&MAGIC);
-        self.sequence().store(sequence, Ordering::Release);
+        self.store(half, COMMITTED_AT, 0);
+        self.set_lost(half, lost);
+        self.store(half, SEQUENCE_AT, sequence as u32);
         // And renamed before it is written over: a reader that copied any of that sees the new number behind it.
         fence(Ordering::Release);
+        // The first time, this says that the numbers are there.
+        // SAFETY: the first 8 bytes of the half, which are aligned and nobody's but the writer's.
+        unsafe { self.half(half).cast::<[u8; 8]>().write(MAGIC) };
+        // SAFETY: records begin behind the head and end with the half; committed is a word of the head.
+        let (records, committed) =
+            unsafe { (self.half(half).add(HALF_HEADER_BYTES), self.half(half).add(COMMITTED_AT).cast::<AtomicU64>()) };
+        OpenHalf { half, records, committed, used: 0, capacity: self.capacity() }
     }
 
-    /// Stores one record and commits it. It must fit.
-    pub(crate) fn push(&mut self, table: u16, bytes: usize, fill: impl FnOnce(&mut [u8])) {
-        let from = self.half_offset() + HALF_HEADER_BYTES + self.used;
-        let record = &mut self.map[from..from + RECORD_HEADER_BYTES + bytes];
-        record[..4].copy_from_slice(&(bytes as u32).to_le_bytes());
-        record[4..RECORD_HEADER_BYTES].copy_from_slice(&table.to_le_bytes());
-        fill(&mut record[RECORD_HEADER_BYTES..]);
-        self.used += RECORD_HEADER_BYTES + bytes;
-        self.committed().store(self.used as u64, Ordering::Release);
+    /// Says in the head of a half how many events were lost that no row tells of yet.
+    pub(crate) fn set_lost(&self, half: usize, lost: u64) {
+        self.store(half, LOST_AT, u32::try_from(lost).unwrap_or(u32::MAX));
     }
 
-    fn half_offset(&self) -> usize {
-        FileHeader::STAGING_OFFSET as usize + self.active * self.half_bytes
+    /// The first `bytes` bytes of a half's records.
+    ///
+    /// # Safety
+    /// Nobody may store records into the half while the result lives.
+    pub(crate) unsafe fn records(&self, half: usize, bytes: usize) -> &[u8] {
+        assert!(bytes <= self.capacity());
+        // SAFETY: within the half, and by the caller's word not written to.
+        unsafe { std::slice::from_raw_parts(self.half(half).add(HALF_HEADER_BYTES), bytes) }
     }
 
-    fn sequence(&self) -> &AtomicU64 {
-        self.word(8)
+    fn half(&self, half: usize) -> *mut u8 {
+        assert!(half < 2);
+        // SAFETY: both halves lie within the mapping.
+        unsafe { self.base.add(half * self.half_bytes) }
     }
 
-    fn committed(&self) -> &AtomicU64 {
-        self.word(16)
-    }
-
-    fn word(&self, at: usize) -> &AtomicU64 {
-        let offset = self.half_offset() + at;
-        debug_assert!(offset.is_multiple_of(8) && offset + 8 <= self.map.len());
-        // SAFETY: the 8 bytes lie within the mapping, which this struct owns and never moves or shrinks; they are
-        // aligned, as mapping, header, half and field all are; readers in other processes only read them.
-        unsafe { AtomicU64::from_ptr(self.map.as_ptr().add(offset) as *mut u64) }
-    }
-}
-
-/// What a half held when it was copied.
-pub(crate) struct Half {
-    pub(crate) offset: u64,
-    pub(crate) sequence: u64,
-    /// Whether its head was as a writer leaves it. It has no records otherwise.
-    pub(crate) sound: bool,
-    records: Vec<u8>,
-}
-
-/// Copies the halves of a tape of `length` bytes that hold committed records, by sequence. Its writer may be at work.
-pub(crate) fn halves(tape: &mut (impl Read + Seek), length: u64, header: &FileHeader) -> io::Result<Vec<Half>> {
-    let mut halves = Vec::new();
-    let room = header.staging_half_bytes.checked_sub(HALF_HEADER_BYTES as u64);
-    for index in 0..2 {
-        let offset =
-            header.staging_half_bytes.checked_mul(index).and_then(|at| at.checked_add(FileHeader::STAGING_OFFSET));
-        let end = offset.and_then(|offset| offset.checked_add(header.staging_half_bytes));
-        let (Some(offset), Some(room), true) = (offset, room, end.is_some_and(|end| end <= length)) else { continue };
-        let magic = word(tape, offset)?;
-        let sequence = word(tape, offset + 8)?;
-        let committed = word(tape, offset + 16)?;
-        let sound = magic == u64::from_le_bytes(MAGIC) && committed <= room;
-        let records = copy(tape, offset + HALF_HEADER_BYTES as u64, if sound { committed } else { 0 })?;
-        let used_again = word(tape, offset + 8)? != sequence;
-        if magic == 0 || used_again || sound && records.is_empty() {
-            continue;
-        }
-        halves.push(Half { offset, sequence, sound, records });
-    }
-    halves.sort_by_key(|half| half.sequence);
-    Ok(halves)
-}
-
-fn word(tape: &mut (impl Read + Seek), offset: u64) -> io::Result<u64> {
-    let mut bytes = [0; 8];
-    tape.seek(SeekFrom::Start(offset))?;
-    tape.read_exact(&mut bytes)?;
-    // What is read from here on is read after the word.
-    fence(Ordering::Acquire);
-    Ok(u64::from_le_bytes(bytes))
-}
-
-fn copy(tape: &mut (impl Read + Seek), offset: u64, bytes: u64) -> io::Result<Vec<u8>> {
-    let mut copy = Vec::new();
-    tape.seek(SeekFrom::Start(offset))?;
-    tape.take(bytes).read_to_end(&mut copy)?;
-    fence(Ordering::Acquire);
-    Ok(copy)
-}
-
-impl Half {
-    /// How many bytes of records it holds.
-    pub(crate) fn bytes(&self) -> u64 {
-        self.records.len() as u64
-    }
-
-    /// Its records, as table and bytes, up to the first that is cut off.
-    pub(crate) fn records(&self) -> impl Iterator<Item = (u16, &[u8])> {
-        let mut rest = &self.records[..];
-        std::iter::from_fn(move || {
-            let (head, tail) = rest.split_at_checked(RECORD_HEADER_BYTES)?;
-            let bytes = u32::from_le_bytes(head[..4].try_into().expect("4 bytes")) as usize;
-            let (record, tail) = tail.split_at_checked(bytes)?;
-            rest = tail;
-            Some((u16::from_le_bytes([head[4], head[5]]), record))
-        })
-    }
-
-    /// When its first event began, of the tables that `counts` takes.
-    pub(crate) fn first_ns(&self, counts: impl Fn(u16) -> bool) -> Option<i64> {
-        // Column 0 of every event.
-        let start_ns = |record: &[u8]| record.first_chunk().map(|&bytes| i64::from_le_bytes(bytes));
-        self.records().filter(|&(table, _)| counts(table)).filter_map(|(_, record)| start_ns(record)).min()
-    }
-
-    /// Adds its records to `definitions` and `events`. Returns whether all could be read.
-    pub(crate) fn replay(&self, definitions: &mut Definitions, events: &mut Events) -> bool {
-        let mut bytes = 0;
-        for (table, record) in self.records() {
-            if !replay_record(table, record, definitions, events) {
-                break;
-            }
-            bytes += RECORD_HEADER_BYTES + record.len();
-        }
-        self.sound && bytes == self.records.len()
+    fn store(&self, half: usize, at: usize, value: u32) {
+        // SAFETY: a word of a half's head, aligned as the halves are, and accessed by no other kind of store.
+        let word = unsafe { AtomicU64::from_ptr(self.half(half).add(at).cast()) };
+        word.store(checked_word(value).to_le(), Ordering::Release);
     }
 }
 
-/// Adds one record; returns whether it could be read. One of a table that is newer than this version is left out.
-fn replay_record(table: u16, record: &[u8], definitions: &mut Definitions, events: &mut Events) -> bool {
-    struct Replay<'a> {
-        table: u16,
-        record: &'a [u8],
-        definitions: &'a mut Definitions,
-        events: &'a mut Events,
-    }
-    impl Replay<'_> {
-        /// The record as a row, if it is of this table; an error if it ends within a column.
-        fn row<R: Row>(&self) -> Result<Option<R>, ()> {
-            if R::KIND != self.table {
-                return Ok(None);
-            }
-            if self.record.len() >= R::STAGED_BYTES {
-                // Columns that are newer than this version are cut off.
-                return Ok(Some(R::unstage(&self.record[..R::STAGED_BYTES])));
-            }
-            // Columns that are newer than the writer are 0.
-            let mut ends = R::COLUMNS.iter().scan(0, |end, column| {
-                *end += column.scalar.bytes();
-                Some(*end)
-            });
-            ends.find(|&end| end == self.record.len()).ok_or(())?;
-            let mut whole = self.record.to_vec();
-            whole.resize(R::STAGED_BYTES, 0);
-            Ok(Some(R::unstage(&whole)))
-        }
-    }
-    impl DefinitionVisitor for Replay<'_> {
-        type Error = ();
-        fn visit<T: Definition>(&mut self) -> Result<(), ()> {
-            if let Some(row) = self.row::<T>()? {
-                T::table_mut(self.definitions).push(row);
-            }
-            Ok(())
-        }
-    }
-    impl KindVisitor for Replay<'_> {
-        type Error = ();
-        fn visit<E: Event>(&mut self) -> Result<(), ()> {
-            if let Some(row) = self.row::<E>()? {
-                E::table_mut(self.events).push(row);
-            }
-            Ok(())
-        }
-    }
-    if table == DefinitionKind::String as u16 {
-        definitions.strings.push(String::from_utf8_lossy(record).into());
-        return true;
-    }
-    let mut replay = Replay { table, record, definitions, events };
-    visit_kinds(&mut replay).and_then(|()| visit_definitions(&mut replay)).is_ok()
+/// The half that takes records. Points into [`Halves`], which outlive it in the writer.
+pub(crate) struct OpenHalf {
+    half: usize,
+    records: *mut u8,
+    committed: *const AtomicU64,
+    used: usize,
+    capacity: usize,
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::event::Launch;
+// SAFETY: it is the only one that stores records into its half; see `Halves`.
+unsafe impl Send for OpenHalf {}
 
-    fn record(table: u16, bytes: &[u8]) -> Vec<u8> {
-        [&(bytes.len() as u32).to_le_bytes()[..], &table.to_le_bytes(), bytes].concat()
+impl OpenHalf {
+    /// Which of the two.
+    pub(crate) fn half(&self) -> usize {
+        self.half
     }
 
-    #[test]
-    fn records_of_other_versions_are_read_as_far_as_they_are_known() {
-        let mut launch = vec![0; Launch::STAGED_BYTES];
-        Launch { start_ns: 5, args: 9, ..Launch::default() }.stage(&mut launch);
-        let newer = [&launch[..], &[1; 8]].concat();
-        let older = &launch[..launch.len() - 4];
-        let records = [record(200, &[1; 3]), record(1, &newer), record(1, older), record(1, &launch)].concat();
-        let half = Half { offset: 0, sequence: 0, sound: true, records };
-        let (mut definitions, mut events) = (Definitions::default(), Events::default());
-        assert!(half.replay(&mut definitions, &mut events));
-        assert_eq!((events.launch.start_ns, events.launch.args), (vec![5; 3], vec![9, 0, 9]));
-        let torn = Half { records: record(1, &launch[..3]), ..half };
-        assert!(!torn.replay(&mut definitions, &mut Events::default()), "a record ends within a column");
+    /// How many bytes its records take.
+    pub(crate) fn used(&self) -> usize {
+        self.used
+    }
+
+    /// Whether a record of this many bytes, head and padding included, fits.
+    #[inline]
+    pub(crate) fn fits(&self, record_bytes: usize) -> bool {
+        self.used + record_bytes <= self.capacity
+    }
+
+    /// Stores a row's record and commits it. It must fit.
+    #[inline]
+    pub(crate) fn row<R: Row>(&mut self, row: &R) {
+        assert!(self.fits(record_bytes(R::STAGED_BYTES)));
+        // SAFETY: within the half, by the line above; every record is a multiple of 8 bytes, so it is aligned.
+        let words = unsafe {
+            let record = self.records.add(self.used).cast::<u64>();
+            std::slice::from_raw_parts_mut(record, record_bytes(R::STAGED_BYTES) / 8)
+        };
+        let fold = row.stage(&mut words[1..]);
+        words[0] = record_head(R::STAGED_BYTES, R::KIND, fold).to_le();
+        self.commit(record_bytes(R::STAGED_BYTES));
+    }
+
+    /// Stores a record that has its head already and commits it. It must fit.
+    pub(crate) fn record(&mut self, record: &[u8]) {
+        assert!(self.fits(record.len()) && record.len().is_multiple_of(8));
+        // SAFETY: within the half, by the line above.
+        let to = unsafe { std::slice::from_raw_parts_mut(self.records.add(self.used), record.len()) };
+        to.copy_from_slice(record);
+        self.commit(record.len());
+    }
+
+    #[inline]
+    fn commit(&mut self, bytes: usize) {
+        self.used += bytes;
+        // SAFETY: a word of the half's head, as in `Halves::store`.
+        let committed = unsafe { &*self.committed };
+        committed.store(checked_word(self.used as u32).to_le(), Ordering::Release);
+    }
+}
+
+/// The length of a record with `bytes` bytes of contents.
+pub(crate) const fn record_bytes(bytes: usize) -> usize {
+    RECORD_HEADER_BYTES + bytes.next_multiple_of(8)
+}
+
+/// A number of a half's head: in the low half the value, in the high one its complement.
+#[inline]
+pub(crate) fn checked_word(value: u32) -> u64 {
+    u64::from(value) | u64::from(!value) << 32
+}
+
+/// The value of a word of a half's head, if it is one.
+pub(crate) fn checked_value(word: u64) -> Option<u32> {
+    (checked_word(word as u32) == word).then_some(word as u32)
+}
+
+/// A record's first word. `fold` is that of the words behind it.
+#[inline]
+fn record_head(bytes: usize, table: u16, fold: u64) -> u64 {
+    let head = bytes as u64 | u64::from(table) << 32;
+    head | u64::from(check_of(head, fold)) << 48
+}
+
+/// A record's check: the words of its contents, word *i* rotated left by 5 *i* bits, XORed with each other and with its
+/// head, then the four quarters of that; and a constant, so that zeros are no record.
+#[inline]
+fn check_of(head: u64, fold: u64) -> u16 {
+    let all = head ^ fold;
+    let half = all ^ all >> 32;
+    (half ^ half >> 16) as u16 ^ 0x6b74
+}
+
+/// Adds word `index` of a record's contents to its fold.
+#[inline]
+pub(crate) fn fold_in(fold: u64, index: usize, word: u64) -> u64 {
+    fold ^ word.rotate_left(5 * index as u32 % 64)
+}
+
+/// Appends the record of a string or any other contents to `out`.
+pub(crate) fn frame(table: u16, contents: &[u8], out: &mut Vec<u8>) {
+    let from = out.len();
+    out.extend_from_slice(&[0; RECORD_HEADER_BYTES]);
+    out.extend_from_slice(contents);
+    out.resize(from + record_bytes(contents.len()), 0);
+    let fold = fold_of(&out[from + RECORD_HEADER_BYTES..]);
+    out[from..from + RECORD_HEADER_BYTES].copy_from_slice(&record_head(contents.len(), table, fold).to_le_bytes());
+}
+
+/// Appends the record of a row to `out`.
+pub(crate) fn frame_row<R: Row>(row: &R, out: &mut Vec<u8>) {
+    let mut words = vec![0; R::STAGED_BYTES.div_ceil(8)];
+    row.stage(&mut words);
+    let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_ne_bytes()).collect();
+    frame(R::KIND, &bytes[..R::STAGED_BYTES], out);
+}
+
+fn fold_of(words: &[u8]) -> u64 {
+    let words = words.chunks_exact(8).map(|word| u64::from_le_bytes(word.try_into().expect("8 bytes")));
+    words.enumerate().fold(0, |fold, (index, word)| fold_in(fold, index, word))
+}
+
+/// Takes the first record off `records`, as table and contents; `None` if it is cut off or does not match its check.
+pub(crate) fn take_record<'a>(records: &mut &'a [u8]) -> Option<(u16, &'a [u8])> {
+    let (head, rest) = records.split_first_chunk::<RECORD_HEADER_BYTES>()?;
+    let head = u64::from_le_bytes(*head);
+    let (bytes, table) = (head as u32 as usize, (head >> 32) as u16);
+    let (padded, rest) = rest.split_at_checked(bytes.checked_next_multiple_of(8)?)?;
+    if record_head(bytes, table, fold_of(padded)) != head || padded[bytes..].iter().any(|&byte| byte != 0) {
+        return None;
+    }
+    *records = rest;
+    Some((table, &padded[..bytes]))
+}
+
+/// What came while no half was free: told as one loss row as soon as one is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Lost {
+    pub(crate) events: u64,
+    /// The table that all of them would have been rows of; 0 for several.
+    pub(crate) kind: u16,
+    pub(crate) first_ns: i64,
+    pub(crate) last_ns: i64,
+}
+
+impl Lost {
+    /// Counts one event.
+    pub(crate) fn count<E: Event>(&mut self, row: &E) {
+        let (start_ns, end_ns) = (row.start_ns(), row.end_ns());
+        *self = match self.events {
+            0 => Lost { events: 1, kind: E::KIND, first_ns: start_ns, last_ns: end_ns },
+            events => Lost {
+                events: events + 1,
+                kind: if self.kind == E::KIND { E::KIND } else { 0 },
+                first_ns: self.first_ns.min(start_ns),
+                last_ns: self.last_ns.max(end_ns),
+            },
+        };
     }
 }

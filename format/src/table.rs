@@ -148,8 +148,9 @@ pub trait Row: Copy + Default + PartialEq + std::fmt::Debug + Send + Sync + 'sta
     fn get(&self, column: usize) -> u64;
     /// Sets a column. A column that this version does not know is ignored.
     fn set(&mut self, column: usize, bits: u64);
-    /// Packs the row, little-endian, columns in order, no padding, into exactly [`Row::STAGED_BYTES`].
-    fn stage(&self, out: &mut [u8]);
+    /// Packs the row, little-endian, columns in order, no padding between them, into as many words as
+    /// [`Row::STAGED_BYTES`] need. Returns their fold (see `docs/format.md`, "Staging").
+    fn stage(&self, out: &mut [u64]) -> u64;
     /// Reads what [`Row::stage`] wrote. `staged` has exactly [`Row::STAGED_BYTES`].
     fn unstage(staged: &[u8]) -> Self;
 }
@@ -226,10 +227,23 @@ macro_rules! tables {
                 $( if index.next() == Some(column) { self.$field = $crate::table::Value::from_bits(bits); } )*
             }
             #[inline]
-            fn stage(&self, out: &mut [u8]) {
+            fn stage(&self, out: &mut [u64]) -> u64 {
+                const WORDS: usize = <$row as $crate::table::Row>::STAGED_BYTES.div_ceil(8);
+                let mut words = [0_u64; WORDS];
                 let mut at = 0;
-                $( { let bytes = self.$field.to_le_bytes(); out[at..at + bytes.len()].copy_from_slice(&bytes); at += bytes.len(); } )*
-                debug_assert_eq!(at, out.len());
+                $( {
+                    let (word, shift) = (at / 8, at % 8 * 8);
+                    let bits = $crate::table::Value::to_bits(self.$field);
+                    words[word] |= bits << shift;
+                    at += <$type as $crate::table::Value>::SCALAR.bytes();
+                    if word < (at - 1) / 8 {
+                        words[word + 1] |= bits >> (64 - shift);
+                    }
+                } )*
+                debug_assert_eq!(at, Self::STAGED_BYTES);
+                let out: &mut [u64; WORDS] = out.try_into().expect("as many words as the row needs");
+                *out = words.map(u64::to_le);
+                words.iter().enumerate().fold(0, |fold, (index, &word)| $crate::staging::fold_in(fold, index, word))
             }
             #[inline]
             fn unstage(staged: &[u8]) -> Self {

@@ -3,35 +3,54 @@
 //! A tape is bytes from a stranger. Every byte is looked at a bounded number of times: a header and its directory are
 //! short, and no payload is read here.
 
-use crate::block::{ALIGNMENT, BlockInfo, MAGIC};
-use crate::error::Damage;
+use std::io;
 
-/// Finds the blocks from `from` on. Behind a damaged one it looks for the next place where a block begins.
-pub(crate) fn walk(tape: &[u8], from: u64) -> (Vec<BlockInfo>, Vec<Damage>) {
-    let (mut blocks, mut damage) = (Vec::<BlockInfo>::new(), Vec::<Damage>::new());
-    let length = tape.len() as u64;
-    let mut at = from;
-    if from > length {
-        damage.push(Damage { offset: length, bytes: 0, rows: None, reason: "the file ends within its staging area" });
-    }
-    while at < length {
-        match BlockInfo::read(tape, at) {
-            Ok(block) => {
-                let known = damage.last().is_some_and(|damage| damage.offset + damage.bytes == at);
-                if block.sequence != next_sequence(&blocks) && !known {
-                    damage.push(Damage { offset: at, bytes: 0, rows: None, reason: "blocks are missing here" });
+use crate::block::{ALIGNMENT, BlockInfo, MAGIC, MAX_FRONT_BYTES};
+use crate::error::Damage;
+use crate::source::Source;
+
+/// How much is looked through at once for the next block.
+const SEARCH_BYTES: u64 = 1 << 20;
+
+/// What a walk has found so far.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Walk {
+    pub(crate) blocks: Vec<BlockInfo>,
+    pub(crate) damage: Vec<Damage>,
+}
+
+impl Walk {
+    /// Goes on from `at` to the end of the tape. Behind a damaged block it looks for the next place where one begins.
+    pub(crate) fn go_on(&mut self, tape: &Source, mut at: u64) -> io::Result<()> {
+        let length = tape.length();
+        if at > length {
+            let reason = "the file ends within its staging area";
+            self.damage.push(Damage { offset: length, bytes: 0, rows: None, reason });
+        }
+        while at < length {
+            match BlockInfo::read(&tape.read(at, MAX_FRONT_BYTES)?, at, length) {
+                Ok(block) => {
+                    let known = self.damage.last().is_some_and(|damage| damage.offset + damage.bytes == at);
+                    if block.sequence != next_sequence(&self.blocks) && !known {
+                        self.damage.push(Damage {
+                            offset: at,
+                            bytes: 0,
+                            rows: None,
+                            reason: "blocks are missing here",
+                        });
+                    }
+                    at += block.bytes;
+                    self.blocks.push(block);
                 }
-                at += block.bytes;
-                blocks.push(block);
-            }
-            Err(reason) => {
-                let next = next_block(tape, at + ALIGNMENT).unwrap_or(length);
-                damage.push(Damage { offset: at, bytes: next - at, rows: None, reason });
-                at = next;
+                Err(reason) => {
+                    let next = next_block(tape, at + ALIGNMENT)?;
+                    self.damage.push(Damage { offset: at, bytes: next - at, rows: None, reason });
+                    at = next;
+                }
             }
         }
+        Ok(())
     }
-    (blocks, damage)
 }
 
 /// The sequence number of the block that follows `blocks`.
@@ -39,8 +58,15 @@ pub(crate) fn next_sequence(blocks: &[BlockInfo]) -> u64 {
     blocks.last().map_or(0, |block| block.sequence.wrapping_add(1))
 }
 
-fn next_block(tape: &[u8], from: u64) -> Option<u64> {
-    let from = usize::try_from(from).ok()?;
-    let places = tape.get(from..)?.chunks(ALIGNMENT as usize);
-    places.enumerate().find(|(_, place)| place.starts_with(&MAGIC)).map(|(n, _)| (from as u64) + n as u64 * ALIGNMENT)
+/// Where the next block begins; the end of the tape if none does.
+fn next_block(tape: &Source, mut at: u64) -> io::Result<u64> {
+    while at < tape.length() {
+        let piece = tape.read(at, SEARCH_BYTES)?;
+        let mut places = piece.chunks(ALIGNMENT as usize);
+        if let Some(place) = places.position(|place| place.starts_with(&MAGIC)) {
+            return Ok(at + place as u64 * ALIGNMENT);
+        }
+        at += SEARCH_BYTES;
+    }
+    Ok(tape.length())
 }

@@ -1,34 +1,45 @@
 //! Writes a tape.
 //!
-//! An event goes into the open columns and, on a tape with staging, into the mapped half beside them. A full half, or
-//! [`TapeWriter::seal`], turns the columns into one block, appended by one write; then the other half is opened.
+//! A definition or an event becomes a record in the open half (`staging.rs`): a few stores. A full half is handed to
+//! the sealer (`sealer.rs`), a thread that turns it into a block of the file while the other half fills. Where both
+//! are full, an importer waits; a recorder must not, so what comes then is counted, and told as a loss row as soon as
+//! there is room. Definitions are never lost: those that come then wait, and are staged before anything else.
 //! [`TapeWriter::finish`] adds the end mark. Dropping a writer without it leaves a tape that says that it was cut off.
 
+use std::collections::VecDeque;
 use std::fs::{File, OpenOptions, TryLockError};
-use std::io::{Seek as _, SeekFrom, Write as _};
+use std::io::{self, Seek as _, SeekFrom, Write as _};
 use std::path::Path;
-use std::time::SystemTime;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{Receiver, SyncSender, channel, sync_channel};
+use std::thread::JoinHandle;
+use std::time::{Duration, SystemTime};
 
-use memmap2::MmapOptions;
+use memmap2::{MmapMut, MmapOptions};
 
 use crate::Sink;
-use crate::block::{BlockEncoder, Defined};
-use crate::definition::{Definition, Definitions, Index};
+use crate::block::BlockEncoder;
+use crate::definition::{Definition, DefinitionVisitor, Definitions, Index, visit_definitions};
 use crate::error::TapeError;
-use crate::event::{Event, Events};
-use crate::header::{ClockKind, FileHeader, MINOR};
-use crate::staging::Staging;
-use crate::table::{DefinitionKind, Table};
+use crate::event::{Event, Events, KindVisitor, Loss, visit_kinds};
+use crate::header::{ClockKind, FileHeader, MAJOR, MINOR, TailKind};
+use crate::sealer::{Done, Job, Sealer};
+use crate::staging::{Halves, Lost, OpenHalf, frame, frame_row, record_bytes};
+use crate::table::{DefinitionKind, Table as _};
 
-/// A block is sealed when it has this many rows: fewer compress worse, more gain nothing.
-const BLOCK_ROWS: usize = 1 << 16;
-/// A block is sealed when its new strings take this many bytes.
-const BLOCK_TEXT_BYTES: usize = 4 << 20;
+pub use crate::sealer::Written;
+
+/// The shortest half: any row fits into it.
+const MIN_HALF_BYTES: u32 = 1 << 10;
+/// The longest half: its rows are fewer than a block may have (`block::MAX_ROWS`).
+const MAX_HALF_BYTES: u32 = 16 << 20;
+/// A half of this length makes a block of 65,536 launches: fewer compress worse, more gain nothing.
+const DEFAULT_HALF_BYTES: u32 = 4 << 20;
 /// The longest string that a tape takes.
 const MAX_STRING_BYTES: usize = 16 << 20;
-/// Space is allocated this far ahead on a tape with staging: a full disk is then an error here, never a fault later.
-#[cfg(target_os = "linux")]
-const ALLOCATE_AHEAD_BYTES: u64 = 16 << 20;
+/// How much of an error's text stands in a loss row.
+const MAX_CAUSE_BYTES: usize = 200;
 
 /// How a tape is written.
 #[derive(Clone, Debug)]
@@ -43,9 +54,24 @@ pub struct Options {
     pub host: String,
     /// The program that writes.
     pub writer: String,
-    /// Keep the open tail in the file, so that it survives a kill. Each half takes this many bytes; 0 for none, as
-    /// an importer wants, which can start again.
-    pub staging_half_bytes: u32,
+    /// How much is staged before it becomes a block, twice over; from 1 KiB to 16 MiB.
+    pub half_bytes: u32,
+    /// Keep the open tail in the file, so that it survives a kill; where the file's filesystem cannot (it has no shared
+    /// mappings, or is a network's), the header says so.
+    pub staged: bool,
+    /// What happens to an event that comes while both halves are full.
+    pub when_full: WhenFull,
+    /// Seal what has been open for a second, and wait until the disk has it every so often; `None` for only at the end.
+    pub sync_every: Option<Duration>,
+}
+
+/// What happens to an event that comes while the tape cannot be written fast enough.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum WhenFull {
+    /// The caller waits; where the tape cannot be written, it gets the error. For programs that read from a file.
+    Wait,
+    /// The event is lost and counted; the caller goes on. For recorders.
+    Lose,
 }
 
 impl Options {
@@ -57,11 +83,14 @@ impl Options {
             boot_id: [0; 16],
             host: String::new(),
             writer: writer.to_owned(),
-            staging_half_bytes: 0,
+            half_bytes: DEFAULT_HALF_BYTES,
+            staged: false,
+            when_full: WhenFull::Wait,
+            sync_every: None,
         }
     }
 
-    /// For a recorder: staging of 4 MiB a half, the present time and this boot.
+    /// For a recorder: staged, never waiting, on the disk every 5 seconds; the present time and this boot.
     pub fn live(writer: &str, clock: ClockKind, host: &str) -> Options {
         let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
         Options {
@@ -69,44 +98,42 @@ impl Options {
             created_unix_ns: now.as_nanos() as i64,
             boot_id: this_boot(),
             host: host.to_owned(),
-            staging_half_bytes: 4 << 20,
+            staged: true,
+            when_full: WhenFull::Lose,
+            sync_every: Some(Duration::from_secs(5)),
             ..Options::batch(writer)
         }
     }
 }
 
-/// What was written.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Written {
-    /// The tape's length.
-    pub file_bytes: u64,
-    /// How many blocks it has.
-    pub blocks: u64,
-    /// How many events.
-    pub events: u64,
-    /// How many definitions.
-    pub definitions: u64,
-}
-
 /// A tape being written. Takes definitions and events as a [`Sink`].
 pub struct TapeWriter {
-    file: File,
-    offset: u64,
-    #[cfg(target_os = "linux")]
-    allocated: u64,
-    sequence: u64,
-    definitions: Definitions,
     index: Index,
-    defined: Defined,
-    /// Those that no block has yet.
-    new_definitions: Definitions,
-    events: Events,
-    open_rows: usize,
-    open_text_bytes: usize,
-    written_events: u64,
-    staging: Option<Staging>,
-    encoder: BlockEncoder,
-    block: Vec<u8>,
+    halves: Arc<Halves>,
+    open: Option<OpenHalf>,
+    /// Whether each half can be opened.
+    free: [bool; 2],
+    /// The half that was opened last.
+    last: usize,
+    /// The number of the next block to be begun.
+    sequence: u64,
+    /// Records of definitions that wait for a half, each whole.
+    waiting: VecDeque<Vec<u8>>,
+    /// Whether a record too long for a half is being sealed. Nothing may be staged behind it before that is done: if
+    /// the writer is killed, the half could not be read without its block.
+    long_under_way: bool,
+    lost: Lost,
+    when_full: WhenFull,
+    due: Arc<AtomicBool>,
+    /// Whether the sealer could not write the block that is next.
+    stuck: bool,
+    /// Why not; kept for the loss row.
+    trouble: Option<String>,
+    /// `None` once the writer is to be no more.
+    jobs: Option<SyncSender<Job>>,
+    done: Receiver<io::Result<Done>>,
+    under_way: usize,
+    sealer: Option<JoinHandle<()>>,
 }
 
 impl TapeWriter {
@@ -125,134 +152,343 @@ impl TapeWriter {
             Err(TryLockError::Error(_)) => {}
         }
         file.set_len(0)?;
-        let half_bytes = options.staging_half_bytes as usize / 64 * 64;
-        let header = FileHeader {
+        let half_bytes = options.half_bytes.clamp(MIN_HALF_BYTES, MAX_HALF_BYTES) as usize / 64 * 64;
+        let mut header = FileHeader {
+            major: MAJOR,
             minor: MINOR,
             clock: options.clock,
             created_unix_ns: options.created_unix_ns,
             boot_id: options.boot_id,
             host: options.host.clone(),
             writer: options.writer.clone(),
-            staging_half_bytes: half_bytes as u64,
+            tail: TailKind::None,
+            staging_half_bytes: 0,
         };
-        // Zeros are written, not left as a hole: a store into a hole on a full disk kills the process.
-        let mut front = header.to_bytes().to_vec();
-        front.resize(header.blocks_offset() as usize, 0);
-        file.seek(SeekFrom::Start(0))?;
-        file.write_all(&front)?;
-        let staging = match half_bytes {
-            0 => None,
-            _ => {
-                // SAFETY: the file is locked by this writer, and its first bytes are never cut off while it lives.
-                let map = unsafe { MmapOptions::new().len(front.len()).map_mut(&file)? };
-                let mut staging = Staging::new(map, half_bytes);
-                staging.open_half(0);
-                Some(staging)
+        let mut halves = None;
+        if options.staged {
+            header = FileHeader { tail: TailKind::Mapped, staging_half_bytes: half_bytes as u64, ..header };
+            write_front(&mut file, &header)?;
+            halves = map_halves(&file, &header);
+            if halves.is_none() {
+                header = FileHeader { tail: TailKind::Memory, staging_half_bytes: 0, ..header };
+                file.set_len(0)?;
+            }
+        }
+        let halves = match halves {
+            Some(halves) => halves,
+            None => {
+                write_front(&mut file, &header)?;
+                Halves::new(MmapMut::map_anon(2 * half_bytes)?, 0, half_bytes)
             }
         };
-        Ok(TapeWriter {
+        let halves = Arc::new(halves);
+        let due = Arc::new(AtomicBool::new(false));
+        let sealer = Sealer {
             file,
-            offset: front.len() as u64,
-            #[cfg(target_os = "linux")]
-            allocated: front.len() as u64,
-            sequence: 0,
-            definitions: Definitions::default(),
-            index: Index::default(),
-            defined: Defined::default(),
-            new_definitions: Definitions::default(),
-            events: Events::default(),
-            open_rows: 0,
-            open_text_bytes: 0,
-            written_events: 0,
-            staging,
+            halves: halves.clone(),
+            due: due.clone(),
+            offset: header.blocks_offset(),
+            allocate_ahead: options.staged,
+            sync_every: options.sync_every,
             encoder: BlockEncoder::new()?,
-            block: Vec::new(),
+        };
+        // The writer never sends when more than both halves and a long record are under way: sending does not wait.
+        let (jobs, jobs_receiver) = sync_channel(8);
+        let (done_sender, done) = channel();
+        let sealer = std::thread::Builder::new()
+            .name("ktape-sealer".into())
+            .spawn(move || sealer.run(jobs_receiver, done_sender))?;
+        Ok(TapeWriter {
+            index: Index::default(),
+            open: Some(halves.open(0, 0, 0)),
+            halves,
+            free: [false, true],
+            last: 0,
+            sequence: 1,
+            waiting: VecDeque::new(),
+            long_under_way: false,
+            lost: Lost::default(),
+            when_full: options.when_full,
+            due,
+            stuck: false,
+            trouble: None,
+            jobs: Some(jobs),
+            done,
+            under_way: 0,
+            sealer: Some(sealer),
         })
     }
 
-    /// Turns what is open into a block. Does nothing if there is nothing. After an error (a full disk) the rows are still
-    /// open, and staged; sealing again writes the block anew.
+    /// Turns what is open into a block, and waits until it is in the file. After an error (a full disk) the rows are
+    /// still staged; sealing again tries again.
     pub fn seal(&mut self) -> Result<(), TapeError> {
-        if self.open_rows == 0 {
-            return Ok(());
+        loop {
+            // What waits or was lost needs a half of its own first.
+            if !self.waiting.is_empty() || self.lost.events > 0 {
+                self.open_or_wait()?;
+            }
+            self.hand_over();
+            while self.under_way > 0 {
+                self.wait()?;
+            }
+            if self.waiting.is_empty() && self.lost.events == 0 {
+                return Ok(());
+            }
         }
-        self.encoder.data(self.sequence, &self.defined, &self.new_definitions, &self.events, &mut self.block);
-        self.append_block()?;
-        self.defined.add(&self.new_definitions);
-        self.new_definitions = Definitions::default();
-        self.written_events += self.events.len() as u64;
-        self.events.clear();
-        self.open_rows = 0;
-        self.open_text_bytes = 0;
-        if let Some(staging) = &mut self.staging {
-            staging.open_half(self.sequence);
+    }
+
+    /// Seals what has been open for a second, without waiting for it. A recorder calls this when nothing comes, so that
+    /// what came last reaches the disk.
+    pub fn seal_if_due(&mut self) {
+        self.take_done();
+        if self.due.swap(false, Ordering::Relaxed) && self.free[1 - self.last] {
+            self.hand_over();
         }
-        Ok(())
     }
 
     /// Seals what is open and marks the tape as complete. When this returns, the tape is on the disk.
     pub fn finish(mut self) -> Result<Written, TapeError> {
         self.seal()?;
-        self.encoder.end(self.sequence, &mut self.block);
-        self.append_block()?;
-        self.file.set_len(self.offset)?;
-        // What a network filesystem could not store, it says only now.
-        self.file.sync_all()?;
-        // A child that was forked and has not started its program yet still has the file open, and so the lock.
-        let _ = self.file.unlock();
-        Ok(Written {
-            file_bytes: self.offset,
-            blocks: self.sequence,
-            events: self.written_events,
-            definitions: self.definitions.len() as u64,
-        })
-    }
-
-    fn append_block(&mut self) -> Result<(), TapeError> {
-        #[cfg(target_os = "linux")]
-        self.allocate_ahead();
-        self.file.seek(SeekFrom::Start(self.offset))?;
-        self.file.write_all(&self.block)?;
-        self.offset += self.block.len() as u64;
-        self.sequence += 1;
-        Ok(())
-    }
-
-    /// Reserves disk space beyond the end of the file without making it longer. That this fails (not every filesystem
-    /// can, and too little room for the reserve may still be enough for the block) is no error: the write tells.
-    #[cfg(target_os = "linux")]
-    fn allocate_ahead(&mut self) {
-        let end = self.offset + self.block.len() as u64;
-        if self.staging.is_none() || end <= self.allocated {
-            return;
-        }
-        let bytes = (end - self.allocated).max(ALLOCATE_AHEAD_BYTES);
-        if rustix::fs::fallocate(&self.file, rustix::fs::FallocateFlags::KEEP_SIZE, self.allocated, bytes).is_ok() {
-            self.allocated += bytes;
-        }
-    }
-
-    /// Seals first if what is open is a block's worth, or if a record of `bytes` would not fit behind it, or if it is a
-    /// row that could not be staged and then not be sealed: ids of definitions staged behind it would be off by one.
-    fn make_room(&mut self, bytes: usize) -> Result<(), TapeError> {
-        let full = self.staging.as_ref().is_some_and(|staging| !staging.fits(bytes) || staging.is_empty());
-        if full || self.open_rows >= BLOCK_ROWS || self.open_text_bytes >= BLOCK_TEXT_BYTES {
-            self.seal()?;
-        }
-        Ok(())
-    }
-
-    /// Stages the row that was just added to what is open. One too long for a half becomes a block at once.
-    fn stage(&mut self, table: u16, bytes: usize, fill: impl FnOnce(&mut [u8])) -> Result<(), TapeError> {
-        self.open_rows += 1;
-        match &mut self.staging {
-            None => Ok(()),
-            Some(staging) if staging.fits(bytes) => {
-                staging.push(table, bytes, fill);
-                Ok(())
+        self.send(Job::Finish);
+        loop {
+            if let Some(written) = self.wait()? {
+                return Ok(written);
             }
-            Some(_) => self.seal(),
         }
+    }
+
+    /// Writes definitions under the ids that they have, and events as they are: the contents of another tape. The tape
+    /// must be empty so far; what is defined later follows.
+    pub fn restore(&mut self, definitions: &Definitions, events: &Events) -> Result<(), TapeError> {
+        struct Restore<'a>(&'a mut TapeWriter, &'a Definitions, &'a Events);
+        impl DefinitionVisitor for Restore<'_> {
+            type Error = TapeError;
+            fn visit<T: Definition>(&mut self) -> Result<(), TapeError> {
+                T::table(self.1).rows().try_for_each(|row| self.0.add_definition(row).map(|_| ()))
+            }
+        }
+        impl KindVisitor for Restore<'_> {
+            type Error = TapeError;
+            fn visit<E: Event>(&mut self) -> Result<(), TapeError> {
+                E::table(self.2).rows().try_for_each(|row| self.0.event(row))
+            }
+        }
+        definitions.strings.iter().try_for_each(|string| self.add_string(string).map(|_| ()))?;
+        let mut restore = Restore(self, definitions, events);
+        visit_definitions(&mut restore)?;
+        visit_kinds(&mut restore)
+    }
+
+    fn add_string(&mut self, string: &str) -> Result<u32, TapeError> {
+        if string.len() > MAX_STRING_BYTES {
+            return Err(TapeError::StringTooLong { bytes: string.len(), most: MAX_STRING_BYTES });
+        }
+        let record = string_record(string);
+        self.make_room_for_definition(record.len())?;
+        let id = self.index.add_string(string);
+        self.stage_definition(record)?;
+        Ok(id)
+    }
+
+    fn add_definition<T: Definition>(&mut self, row: T) -> Result<u32, TapeError> {
+        self.make_room_for_definition(record_bytes(T::STAGED_BYTES))?;
+        let id = self.index.add(row);
+        let mut record = Vec::new();
+        frame_row(&row, &mut record);
+        self.stage_definition(record)?;
+        Ok(id)
+    }
+
+    /// Fails where the definition could only wait and its writer is one that can be told to try again: then it has no
+    /// id yet.
+    fn make_room_for_definition(&mut self, bytes: usize) -> Result<(), TapeError> {
+        if !self.has_room(bytes) {
+            self.make_room(bytes)?;
+        }
+        Ok(())
+    }
+
+    fn stage_definition(&mut self, record: Vec<u8>) -> Result<(), TapeError> {
+        if let Some(open) = &mut self.open
+            && open.fits(record.len())
+        {
+            open.record(&record);
+            return Ok(());
+        }
+        self.waiting.push_back(record);
+        match self.when_full {
+            WhenFull::Wait => self.open_or_wait()?,
+            WhenFull::Lose => {
+                self.try_open();
+            }
+        }
+        Ok(())
+    }
+
+    #[inline]
+    fn has_room(&self, bytes: usize) -> bool {
+        self.open.as_ref().is_some_and(|open| open.fits(bytes)) && !self.due.load(Ordering::Relaxed)
+    }
+
+    /// Hands the open half over and opens the other, if a record of `bytes` does not fit or the half is due. Returns
+    /// whether there is room now.
+    #[cold]
+    fn make_room(&mut self, bytes: usize) -> Result<bool, TapeError> {
+        self.take_done();
+        // Never so that there is no half to go on with.
+        let due = self.due.swap(false, Ordering::Relaxed) && self.free[1 - self.last];
+        if self.open.as_ref().is_some_and(|open| !open.fits(bytes) || due) {
+            self.hand_over();
+        }
+        match self.when_full {
+            WhenFull::Wait => self.open_or_wait()?,
+            WhenFull::Lose => {
+                self.try_open();
+            }
+        }
+        Ok(self.open.as_ref().is_some_and(|open| open.fits(bytes)))
+    }
+
+    /// Gives the open half to the sealer, if it has a record.
+    fn hand_over(&mut self) {
+        if let Some(open) = self.open.take_if(|open| open.used() > 0) {
+            self.send(Job::Half { half: open.half(), bytes: open.used() });
+        }
+    }
+
+    fn send(&mut self, job: Job) {
+        self.under_way += 1;
+        if let Some(jobs) = &self.jobs {
+            // That nobody takes it shows when its end is waited for.
+            let _ = jobs.send(job);
+        }
+    }
+
+    /// Opens a half, waiting for one if need be.
+    fn open_or_wait(&mut self) -> Result<(), TapeError> {
+        while !self.try_open() {
+            self.wait()?;
+        }
+        Ok(())
+    }
+
+    /// Opens a half if one is free, and stages what has waited for it. Returns whether a half is open and nothing waits.
+    fn try_open(&mut self) -> bool {
+        loop {
+            if self.long_under_way {
+                return false;
+            }
+            if let Some(open) = &mut self.open {
+                while self.waiting.front().is_some_and(|record| open.fits(record.len())) {
+                    open.record(&self.waiting.pop_front().unwrap_or_default());
+                }
+                if self.waiting.is_empty() {
+                    return self.tell_loss();
+                }
+                self.hand_over();
+            }
+            if self.waiting.front().is_some_and(|record| record.len() > self.halves.capacity()) {
+                let record = self.waiting.pop_front().unwrap_or_default();
+                if let Some(empty) = self.open.take() {
+                    // Closed again as if it had not been opened: the number it has is that of the record's block.
+                    self.free[empty.half()] = true;
+                    self.last = 1 - empty.half();
+                    self.sequence -= 1;
+                }
+                self.long_under_way = true;
+                self.sequence += 1;
+                self.send(Job::Long(record));
+                return false;
+            }
+            if self.open.is_none() {
+                // Blocks are sealed from the halves in turn, but for a long record, which has none.
+                let next = 1 - self.last;
+                if !self.free[next] {
+                    return false;
+                }
+                self.free[next] = false;
+                self.last = next;
+                self.open = Some(self.halves.open(next, self.sequence, self.lost.events));
+                self.sequence += 1;
+            }
+        }
+    }
+
+    /// Stages a loss row for what was lost, if anything was. Returns whether that is done.
+    fn tell_loss(&mut self) -> bool {
+        if self.lost.events == 0 {
+            return true;
+        }
+        let cause = match self.trouble.take() {
+            Some(trouble) => format!("the tape could not be written: {trouble}"),
+            None => "the tape was not written fast enough".to_owned(),
+        };
+        let cause = &cause[..cause.floor_char_boundary(MAX_CAUSE_BYTES)];
+        let cause = self.index.find_string(cause).unwrap_or_else(|| {
+            self.waiting.push_back(string_record(cause));
+            self.index.add_string(cause)
+        });
+        let Lost { events, kind, first_ns, last_ns } = std::mem::take(&mut self.lost);
+        let duration_ns = last_ns.wrapping_sub(first_ns) as u64;
+        let loss = Loss { start_ns: first_ns, duration_ns, count: events, kind, cause, ..Loss::default() };
+        let mut record = Vec::new();
+        frame_row(&loss, &mut record);
+        // Like a definition: in front of all that comes later, and into the next half if need be.
+        self.waiting.push_back(record);
+        let is_open = self.try_open();
+        if is_open {
+            self.halves.set_lost(self.last, 0);
+        }
+        is_open
+    }
+
+    /// Takes in what the sealer has done meanwhile.
+    fn take_done(&mut self) {
+        while let Ok(done) = self.done.try_recv() {
+            // An error is told again when somebody waits.
+            let _ = self.take(done);
+        }
+    }
+
+    /// Waits for the sealer to do one thing more. What it could not do before it tries again first.
+    fn wait(&mut self) -> Result<Option<Written>, TapeError> {
+        while let Ok(done) = self.done.try_recv() {
+            if let Ok(done) = self.take(done) {
+                return Ok(done);
+            }
+        }
+        if self.stuck
+            && let Some(jobs) = &self.jobs
+        {
+            // That nobody takes it shows in the next line.
+            let _ = jobs.send(Job::Retry);
+        }
+        match self.done.recv() {
+            Ok(done) => Ok(self.take(done)?),
+            Err(_) => Err(io::Error::other("the thread that writes the tape has ended").into()),
+        }
+    }
+
+    fn take(&mut self, done: io::Result<Done>) -> io::Result<Option<Written>> {
+        let done = match done {
+            Ok(done) => done,
+            Err(error) => {
+                self.stuck = true;
+                self.trouble = Some(error.to_string());
+                return Err(error);
+            }
+        };
+        self.stuck = false;
+        if self.lost.events == 0 {
+            self.trouble = None;
+        }
+        self.under_way -= 1;
+        match done {
+            Done::Half(half) => self.free[half] = true,
+            Done::Long => self.long_under_way = false,
+            Done::Finished(written) => return Ok(Some(written)),
+        }
+        Ok(None)
     }
 }
 
@@ -260,36 +496,82 @@ impl Sink for TapeWriter {
     type Error = TapeError;
 
     fn string(&mut self, string: &str) -> Result<u32, TapeError> {
-        if let Some(id) = self.index.find_string(string) {
-            return Ok(id);
+        match self.index.find_string(string) {
+            Some(id) => Ok(id),
+            None => self.add_string(string),
         }
-        if string.len() > MAX_STRING_BYTES {
-            return Err(TapeError::StringTooLong { bytes: string.len(), most: MAX_STRING_BYTES });
-        }
-        self.make_room(string.len())?;
-        let id = self.index.add_string(&mut self.definitions, string);
-        self.new_definitions.strings.push(string.into());
-        self.open_text_bytes += string.len();
-        self.stage(DefinitionKind::String as u16, string.len(), |out| out.copy_from_slice(string.as_bytes()))?;
-        Ok(id)
     }
 
     fn define<T: Definition>(&mut self, row: T) -> Result<u32, TapeError> {
-        if let Some(id) = self.index.find(&self.definitions, &row) {
-            return Ok(id);
+        match self.index.find(&row) {
+            Some(id) => Ok(id),
+            None => self.add_definition(row),
         }
-        self.make_room(T::STAGED_BYTES)?;
-        let id = self.index.add(&mut self.definitions, row);
-        T::table_mut(&mut self.new_definitions).push(row);
-        self.stage(T::KIND, T::STAGED_BYTES, |out| row.stage(out))?;
-        Ok(id)
     }
 
+    #[inline]
     fn event<E: Event>(&mut self, row: E) -> Result<(), TapeError> {
-        self.make_room(E::STAGED_BYTES)?;
-        E::table_mut(&mut self.events).push(row);
-        self.stage(E::KIND, E::STAGED_BYTES, |out| row.stage(out))
+        let bytes = record_bytes(E::STAGED_BYTES);
+        if (self.has_room(bytes) || self.make_room(bytes)?)
+            && let Some(open) = &mut self.open
+        {
+            open.row(&row);
+        } else {
+            self.lost.count(&row);
+            self.halves.set_lost(self.last, self.lost.events);
+        }
+        Ok(())
     }
+}
+
+impl Drop for TapeWriter {
+    /// What was handed over is still sealed; what is open stays staged.
+    fn drop(&mut self) {
+        self.jobs = None;
+        if let Some(sealer) = self.sealer.take() {
+            let _ = sealer.join();
+        }
+    }
+}
+
+/// A string's record.
+fn string_record(string: &str) -> Vec<u8> {
+    let mut record = Vec::new();
+    frame(DefinitionKind::String as u16, string.as_bytes(), &mut record);
+    record
+}
+
+/// Writes all that stands before the first block.
+fn write_front(file: &mut File, header: &FileHeader) -> io::Result<()> {
+    // Zeros are written, not left as a hole: a store into a hole on a full disk kills the process.
+    let mut front = header.to_bytes().to_vec();
+    front.resize(header.blocks_offset() as usize, 0);
+    file.seek(SeekFrom::Start(0))?;
+    file.write_all(&front)
+}
+
+/// Maps the staging area of a file whose front is written; `None` where its filesystem cannot, or should not.
+fn map_halves(file: &File, header: &FileHeader) -> Option<Halves> {
+    if is_on_a_network(file) {
+        return None;
+    }
+    // SAFETY: the file is locked by this writer, and its first bytes are never cut off while it lives.
+    let map = unsafe { MmapOptions::new().len(header.blocks_offset() as usize).map_mut(file).ok()? };
+    Some(Halves::new(map, FileHeader::STAGING_OFFSET as usize, header.staging_half_bytes as usize))
+}
+
+/// Whether a store into a mapping of the file may have to wait for another machine, or not be seen there.
+#[cfg(target_os = "linux")]
+fn is_on_a_network(file: &File) -> bool {
+    // Of linux/magic.h, and Lustre's own: NFS, SMB, SMB2, CIFS, Ceph, AFS, 9P, Lustre.
+    const NETWORKS: [u32; 8] =
+        [0x6969, 0x517b, 0xfe53_4d42, 0xff53_4d42, 0x00c3_6400, 0x5346_414f, 0x0102_1997, 0x0bd0_0bd0];
+    rustix::fs::fstatfs(file).is_ok_and(|fs| NETWORKS.contains(&(fs.f_type as u32)))
+}
+
+#[cfg(not(target_os = "linux"))]
+fn is_on_a_network(_: &File) -> bool {
+    false
 }
 
 /// The running boot's id, where the operating system has one.

@@ -59,11 +59,11 @@ pub(crate) fn block(sequence: u64, sections: &[Section]) -> Vec<u8> {
     let mut directory = Vec::new();
     let mut payload = Vec::<u8>::new();
     for Section { table, rows, first_id, bytes } in sections {
-        directory.extend([*table, *rows, *first_id, 0, 0, bytes.len() as u64].map(varint).concat());
+        directory.extend([*table, *rows, *first_id, 0, 0, 0, bytes.len() as u64].map(varint).concat());
         payload.extend(bytes);
     }
     let rows: u64 = sections.iter().fold(0, |sum, section| section.rows.wrapping_add(sum));
-    let mut out = b"KTAPEBLK\x01\0\0\0".to_vec();
+    let mut out = b"KTAPEBLK\x03\0\0\0".to_vec();
     out.extend((directory.len() as u32).to_le_bytes());
     for word in [sequence, 0, 0, rows, payload.len() as u64] {
         out.extend(word.to_le_bytes());

@@ -93,7 +93,10 @@ fn tape(half_bytes: u32) -> Vec<u8> {
         }
     }
     let file = tempfile::NamedTempFile::new().unwrap();
-    let options = Options { staging_half_bytes: half_bytes, ..Options::batch("test") };
+    let options = match half_bytes {
+        0 => Options::batch("test"),
+        _ => Options { staged: true, half_bytes, ..Options::batch("test") },
+    };
     let mut writer = TapeWriter::create(file.path(), &options).unwrap();
     for part in 0..3 {
         writer.string(&"name ".repeat(part + 1)).unwrap();
