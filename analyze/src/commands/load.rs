@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, Result, bail};
 use ktape_format::event::{Api, GraphLaunch, Launch};
-use ktape_format::{Damage, Events, Memory, Row as _, Tape, Wanted, header};
+use ktape_format::{Damage, Events, Memory, Owners, Row as _, Tape, Wanted, header};
 use serde::Serialize;
 
 use super::Outcome;
@@ -86,8 +86,8 @@ fn load_foreign(path: &Path, selection: &Selection) -> Result<Loaded> {
         false => Events::default(),
     };
     let first_ns = span_ns(&events).map_or(0, |(first_ns, _)| first_ns);
-    selection.wanted(first_ns)?.keep(&mut events);
-    selection.keep_processes(&definitions, &mut events)?;
+    let wanted = Wanted { processes: selection.processes(&definitions)?, ..selection.wanted(first_ns)? };
+    wanted.keep(&Owners::of(&definitions), &mut events);
     let mut timeline = Timeline::new(definitions, events);
     timeline.learn_callers(&calls);
     Ok(Loaded {
@@ -105,15 +105,17 @@ fn load_foreign(path: &Path, selection: &Selection) -> Result<Loaded> {
 fn load_tape(path: &Path, selection: &Selection) -> Result<Loaded> {
     let tape = Tape::open(path)?;
     let first_ns = tape.first_ns().unwrap_or(0);
-    let wanted = selection.wanted(first_ns)?;
-    let mut contents = tape.read(&wanted)?;
-    selection.keep_processes(&contents.definitions, &mut contents.events)?;
+    let mut wanted = selection.wanted(first_ns)?;
+    if !selection.pid.is_empty() {
+        wanted.processes = selection.processes(&tape.definitions()?)?;
+    }
+    let contents = tape.read(&wanted)?;
     let lost = contents.events.loss.count.iter().fold(0_u64, |sum, count| sum.saturating_add(*count));
     let damaged = contents.damage.iter().filter_map(|damage| damage.rows).fold(0_u64, u64::saturating_add);
     let mut timeline = Timeline::new(contents.definitions, contents.events);
     if selection.leaves_out_callers() {
         let kinds = vec![Launch::KIND, GraphLaunch::KIND, Api::KIND];
-        timeline.learn_callers(&tape.read(&Wanted { from_ns: None, to_ns: wanted.to_ns, kinds })?.events);
+        timeline.learn_callers(&tape.read(&Wanted { from_ns: None, kinds, ..wanted })?.events);
     }
     Ok(Loaded {
         path: path.to_owned(),

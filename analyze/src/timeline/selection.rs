@@ -1,12 +1,8 @@
 //! Which part of a tape a command looks at: the options that all commands share.
 
-use std::collections::HashSet;
-
 use anyhow::{Context as _, Result, bail};
-use ktape_format::definition::{CounterName, Process};
-use ktape_format::event::{Event, Events, KindVisitor, Loss, visit_kinds};
-use ktape_format::table::{DefinitionKind, Refers};
-use ktape_format::{Definitions, Row, Table, Wanted};
+use ktape_format::event::{Event, KindVisitor, visit_kinds};
+use ktape_format::{Definitions, Table, Wanted};
 
 /// The part of a tape that a command looks at.
 #[derive(clap::Args, Clone, Debug, Default, PartialEq)]
@@ -53,7 +49,7 @@ impl Selection {
         self.from.is_none() && self.to.is_none() && self.kind.is_empty() && self.pid.is_empty()
     }
 
-    /// What to read of a trace whose first event began at `first_ns`.
+    /// What to read of a trace whose first event began at `first_ns`, of all processes.
     pub fn wanted(&self, first_ns: i64) -> Result<Wanted, Error> {
         if let (Some(from_ns), Some(to_ns)) = (self.from, self.to)
             && from_ns >= to_ns
@@ -72,6 +68,7 @@ impl Selection {
             from_ns: self.from.map(|from| first_ns.saturating_add(from)),
             to_ns: self.to.map(|to| first_ns.saturating_add(to)),
             kinds: self.kind.iter().map(kind).collect::<Result<_, Error>>()?,
+            ..Wanted::default()
         })
     }
 
@@ -80,21 +77,21 @@ impl Selection {
         self.from.is_some() || !self.kind.is_empty()
     }
 
-    /// Drops the events of other processes than those asked for; losses stay. Fails if there is no such process.
-    pub fn keep_processes(&self, definitions: &Definitions, events: &mut Events) -> Result<()> {
+    /// The ids of the processes asked for; none if all are. Fails if there is no such process.
+    pub fn processes(&self, definitions: &Definitions) -> Result<Vec<u32>> {
         if self.pid.is_empty() {
-            return Ok(());
+            return Ok(Vec::new());
         }
-        let pid = |id: u32| definitions.get::<Process>(id).map(|process| process.pid);
-        let ids: HashSet<u32> = (1..=definitions.processes.len() as u32)
-            .filter(|&id| pid(id).is_some_and(|pid| self.pid.contains(&pid)))
+        let ids: Vec<u32> = (1..)
+            .zip(definitions.processes.rows())
+            .filter(|(_, process)| self.pid.contains(&process.pid))
+            .map(|(id, _)| id)
             .collect();
         if ids.is_empty() {
             let pids: Vec<String> = definitions.processes.rows().map(|process| process.pid.to_string()).collect();
             bail!("no process with pid {:?}; the trace has {}", self.pid, pids.join(", "));
         }
-        let Ok(()) = visit_kinds(&mut KeepProcesses { definitions, events, ids });
-        Ok(())
+        Ok(ids)
     }
 }
 
@@ -111,45 +108,6 @@ fn kinds() -> Vec<(u16, &'static str)> {
     let mut kinds = Kinds(Vec::new());
     let Ok(()) = visit_kinds(&mut kinds);
     kinds.0
-}
-
-struct KeepProcesses<'a> {
-    definitions: &'a Definitions,
-    events: &'a mut Events,
-    ids: HashSet<u32>,
-}
-
-impl KindVisitor for KeepProcesses<'_> {
-    type Error = std::convert::Infallible;
-    fn visit<E: Event>(&mut self) -> Result<(), Self::Error> {
-        if E::KIND == Loss::KIND {
-            return Ok(());
-        }
-        let table = E::table_mut(self.events);
-        let kept = |&row: &u32| {
-            process_of(self.definitions, &table.row(row as usize)).is_some_and(|id| self.ids.contains(&id))
-        };
-        let rows: Vec<u32> = (0..table.len() as u32).filter(kept).collect();
-        if rows.len() < table.len() {
-            table.gather(&rows);
-        }
-        Ok(())
-    }
-}
-
-/// The process of an event: of the first of its columns that leads to one.
-pub fn process_of<E: Event>(definitions: &Definitions, row: &E) -> Option<u32> {
-    E::COLUMNS.iter().enumerate().find_map(|(column, spec)| {
-        let id = row.get(column) as u32;
-        let process = match spec.refers {
-            Refers::To(DefinitionKind::Process) => id,
-            Refers::To(DefinitionKind::Thread) => definitions.process_of_thread(id),
-            Refers::To(DefinitionKind::Stream) => definitions.process_of_stream(id),
-            Refers::To(DefinitionKind::Counter) => definitions.get::<CounterName>(id).map_or(0, |name| name.process),
-            _ => 0,
-        };
-        (process != 0).then_some(process)
-    })
 }
 
 /// Reads a time or duration: a decimal number with a unit of ns, us, ms, s or m; nanoseconds without one.
