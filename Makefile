@@ -22,7 +22,8 @@ demo: ## the main job, from a made-up decode loop: everything lands in out/
 test: setup ## everything that CI runs
 	$(CARGO) fmt --all --check
 	$(CARGO) clippy --workspace --all-targets -- -D warnings
-	KTAPE_REQUIRE_PERFETTO=1 $(CARGO) test --workspace
+	KTAPE_REQUIRE_PERFETTO=1 KTAPE_REQUIRE_SECOND_READER=1 $(CARGO) test --workspace
 
-setup: ## upstream's trace_processor and UI, and a browser, for the tests of the Perfetto export
+setup: ## for the tests: upstream's trace_processor and UI, and a browser; zstd for the second reader of tapes
 	fixtures/perfetto/setup.sh
+	fixtures/tapes/setup.sh
