@@ -5,9 +5,11 @@
 //! not print, and it builds wherever Rust does.
 //!
 //! Start reading at [`event`] and [`definition`] (what is recorded), then [`writer`] and [`reader`] (how it gets
-//! there and back), then [`block`] and [`column`] (what the bytes are).
+//! there and back), then [`block`] and [`column`] (what the bytes are);
+//! [`codec`] is one block without a file.
 
 pub mod block;
+pub mod codec;
 mod codes;
 mod column;
 pub mod definition;
