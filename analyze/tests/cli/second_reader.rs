@@ -198,10 +198,8 @@ fn read_twice(path: &Path) -> Option<Contents> {
     assert_eq!(second.header, expected, "{}", path.display());
     assert_eq!(second.damage.is_empty(), contents.damage.is_empty(), "{}: {:?}", path.display(), contents.damage);
     let mut compare = Compare { first: &contents, second };
-    let same = compare
-        .strings()
-        .and_then(|()| visit_definitions(&mut compare))
-        .and_then(|()| visit_kinds(&mut compare));
+    let same =
+        compare.strings().and_then(|()| visit_definitions(&mut compare)).and_then(|()| visit_kinds(&mut compare));
     assert_eq!(same, Ok(()), "{}: {:?}", path.display(), contents.damage);
     assert!(compare.second.rows.is_empty(), "{}: tables that are unknown here", path.display());
     Some(contents)
@@ -320,7 +318,8 @@ fn damaged_tapes_read_the_same() {
         let whole = std::fs::read(&path).unwrap();
         let blocks: Vec<u64> = Tape::open(&path).unwrap().blocks().iter().map(|block| block.offset).collect();
         // The header of each block, its directory, its payload; then anywhere.
-        let mut places: Vec<usize> = blocks.iter().flat_map(|at| [0, 16, 70, 600].map(|in_it| *at as usize + in_it)).collect();
+        let mut places: Vec<usize> =
+            blocks.iter().flat_map(|at| [0, 16, 70, 600].map(|in_it| *at as usize + in_it)).collect();
         places.extend((0..16).map(|_| random.next_u64() as usize % whole.len()));
         for place in places {
             let mut bytes = whole.clone();
@@ -349,7 +348,8 @@ fn a_real_trace_reads_the_same() {
         "AMD-AGI+TraceLens/tests/traces/inference/vllm_decode_full/graph_execution.json.gz",
     ] {
         let trace = shared.join("traces").join(trace);
-        let output = analyze(["import".as_ref(), trace.as_os_str(), "-o".as_ref(), path.as_os_str(), "--force".as_ref()]);
+        let output =
+            analyze(["import".as_ref(), trace.as_os_str(), "-o".as_ref(), path.as_os_str(), "--force".as_ref()]);
         assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
         assert!(read_twice(&path).unwrap().events.kernel.len() > 10, "{}", trace.display());
     }
