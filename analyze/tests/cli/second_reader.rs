@@ -1,5 +1,5 @@
-//! Tapes read twice: by this crate, and by `fixtures/tapes/read.py`, which was written from `docs/format.md` alone and
-//! shares no code. Every row of every table must be the same to the last bit, every definition at the same id, and what
+//! Tapes read twice: by `ktape-format`, and by `fixtures/tapes/read.py`, whose every rule is in `docs/format.md` and
+//! which shares no code. Every row of every table must be the same to the last bit, every definition at the same id, and what
 //! one cannot read the other must not read either.
 
 use std::collections::BTreeMap;
