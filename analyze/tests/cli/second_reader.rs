@@ -54,13 +54,15 @@ struct Second {
     damage: Vec<u64>,
 }
 
+/// One of its lines, which has only some of these.
 #[derive(serde::Deserialize)]
-#[serde(untagged)]
-enum Line {
-    Row { table: String, id: Option<u64>, row: Columns },
-    Header { header: Value },
-    NextId { next_id: BTreeMap<String, u64> },
-    Damage { offset: u64 },
+struct Line {
+    table: Option<String>,
+    id: Option<u64>,
+    row: Option<Columns>,
+    header: Option<Value>,
+    next_id: Option<BTreeMap<String, u64>>,
+    offset: Option<u64>,
 }
 
 /// `None` where the second reader refuses the tape.
@@ -76,16 +78,15 @@ fn second(path: &Path) -> Option<Second> {
     }
     let mut second = Second::default();
     for line in std::str::from_utf8(&output.stdout).expect("UTF-8").lines() {
-        match serde_json::from_str(line).unwrap_or_else(|error| panic!("{line}: {error}")) {
-            Line::Row { table, id, row } => {
-                let rows = second.rows.entry(table).or_default();
-                let place = id.unwrap_or(rows.len() as u64);
-                assert!(rows.insert(place, row).is_none(), "{line} comes twice");
-            }
-            Line::Header { header } => second.header = header,
-            Line::NextId { next_id } => second.next_id = next_id,
-            Line::Damage { offset } => second.damage.push(offset),
+        let line: Line = serde_json::from_str(line).unwrap_or_else(|error| panic!("{line}: {error}"));
+        if let (Some(table), Some(row)) = (line.table, line.row) {
+            let rows = second.rows.entry(table).or_default();
+            let place = line.id.unwrap_or(rows.len() as u64);
+            assert!(rows.insert(place, row).is_none(), "{place} comes twice");
         }
+        second.header = line.header.unwrap_or(second.header);
+        second.next_id = line.next_id.unwrap_or(second.next_id);
+        second.damage.extend(line.offset);
     }
     Some(second)
 }
