@@ -3,7 +3,7 @@
 CARGO ?= cargo
 ANALYZE = target/release/analyze
 
-.PHONY: demo test setup
+.PHONY: demo test fuzz setup
 
 demo: ## the main job, from a made-up decode loop: everything lands in out/
 	$(CARGO) build --release --bin analyze --bin make-fixture
@@ -22,7 +22,15 @@ demo: ## the main job, from a made-up decode loop: everything lands in out/
 test: setup ## everything that CI runs
 	$(CARGO) fmt --all --check
 	$(CARGO) clippy --workspace --all-targets -- -D warnings
-	KTAPE_REQUIRE_PERFETTO=1 $(CARGO) test --workspace
+	KTAPE_REQUIRE_PERFETTO=1 KTAPE_REQUIRE_SECOND_READER=1 $(CARGO) test --workspace
+	$(MAKE) fuzz
 
-setup: ## upstream's trace_processor and UI, and a browser, for the tests of the Perfetto export
+FUZZ_SECONDS ?= 20
+
+fuzz: ## bytes from a stranger to the reader of tapes, so many seconds for each target; needs a C++ compiler
+	format/fuzz/run.sh block $(FUZZ_SECONDS)
+	format/fuzz/run.sh tape $(FUZZ_SECONDS)
+
+setup: ## for the tests: upstream's trace_processor and UI, and a browser; zstd for the second reader of tapes
 	fixtures/perfetto/setup.sh
+	fixtures/tapes/setup.sh

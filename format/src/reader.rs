@@ -110,7 +110,8 @@ impl Tape {
         let closed = blocks.last().is_some_and(|block| block.kind == BlockKind::End);
         let next = next_sequence(blocks);
         // What the newest half says of losses counts, sealed or not, until a later one has taken it over.
-        let newest = halves.last().filter(|half| half.sequence.wrapping_add(1) >= next && !closed);
+        let newest = halves.iter().rfind(|half| half.sound);
+        let newest = newest.filter(|half| half.sequence.wrapping_add(1) >= next && !closed);
         self.lost = newest.filter(|half| half.lost > 0).map(|half| Loss { count: half.lost, ..Loss::default() });
         halves.retain(|half| !closed && half.sequence >= next);
         self.halves = halves;

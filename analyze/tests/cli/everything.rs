@@ -1,7 +1,5 @@
 //! Timelines with rows of every kind and every bit pattern, as a damaged or hostile tape may hold them.
 
-use std::convert::Infallible;
-
 use ktape_analyze::timeline::Timeline;
 use ktape_format::definition::{Definition, DefinitionVisitor, visit_definitions};
 use ktape_format::event::{Event, KindVisitor, visit_kinds};
@@ -18,21 +16,26 @@ pub(crate) fn numbers() -> impl Strategy<Value = Vec<u64>> {
 /// A timeline with three rows of each kind of definition and event.
 pub(crate) fn timeline(numbers: &[u64], strings: &[String]) -> Timeline {
     let mut memory = Memory::default();
-    for string in strings {
-        let Ok(_) = memory.string(string);
-    }
-    let mut everything = Everything { memory: &mut memory, numbers: numbers.iter().copied().cycle() };
-    let Ok(()) = visit_definitions(&mut everything);
-    let Ok(()) = visit_kinds(&mut everything);
+    let Ok(()) = fill(&mut memory, numbers, strings);
     Timeline::new(memory.definitions, memory.events)
 }
 
-struct Everything<'a, I> {
-    memory: &'a mut Memory,
+/// Writes three rows of each kind of definition and event.
+pub(crate) fn fill<S: Sink>(sink: &mut S, numbers: &[u64], strings: &[String]) -> Result<(), S::Error> {
+    for string in strings {
+        sink.string(string)?;
+    }
+    let mut everything = Everything { sink, numbers: numbers.iter().copied().cycle() };
+    visit_definitions(&mut everything)?;
+    visit_kinds(&mut everything)
+}
+
+struct Everything<'a, S, I> {
+    sink: &'a mut S,
     numbers: I,
 }
 
-impl<I: Iterator<Item = u64>> Everything<'_, I> {
+impl<S, I: Iterator<Item = u64>> Everything<'_, S, I> {
     fn row<R: Row>(&mut self) -> R {
         let mut row = R::default();
         for (column, spec) in R::COLUMNS.iter().enumerate() {
@@ -45,23 +48,23 @@ impl<I: Iterator<Item = u64>> Everything<'_, I> {
     }
 }
 
-impl<I: Iterator<Item = u64>> KindVisitor for Everything<'_, I> {
-    type Error = Infallible;
-    fn visit<E: Event>(&mut self) -> Result<(), Infallible> {
+impl<S: Sink, I: Iterator<Item = u64>> KindVisitor for Everything<'_, S, I> {
+    type Error = S::Error;
+    fn visit<E: Event>(&mut self) -> Result<(), S::Error> {
         for _ in 0..3 {
             let row = self.row::<E>();
-            self.memory.event(row)?;
+            self.sink.event(row)?;
         }
         Ok(())
     }
 }
 
-impl<I: Iterator<Item = u64>> DefinitionVisitor for Everything<'_, I> {
-    type Error = Infallible;
-    fn visit<T: Definition>(&mut self) -> Result<(), Infallible> {
+impl<S: Sink, I: Iterator<Item = u64>> DefinitionVisitor for Everything<'_, S, I> {
+    type Error = S::Error;
+    fn visit<T: Definition>(&mut self) -> Result<(), S::Error> {
         for _ in 0..3 {
             let row = self.row::<T>();
-            self.memory.define(row)?;
+            self.sink.define(row)?;
         }
         Ok(())
     }

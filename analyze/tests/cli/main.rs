@@ -11,3 +11,4 @@ mod info;
 mod open;
 mod perfetto_writer;
 mod promises;
+mod second_reader;

@@ -5,7 +5,7 @@ use std::path::Path;
 
 use ktape_format::definition::{Frame, frame_kind};
 use ktape_format::event::{Event, phase};
-use ktape_format::reader::{Contents, Wanted};
+use ktape_format::{Contents, Wanted};
 use ktape_format::{Events, Table as _, Tape};
 
 /// A number of events and the sum of their durations in nanoseconds.

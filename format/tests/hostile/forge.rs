@@ -3,6 +3,8 @@
 
 use ktape_format::header::{self, FileHeader};
 
+use crate::checksums::{seal_block, seal_front};
+
 /// A section to be forged: its entry in the directory, and its bytes.
 #[derive(Clone, Default)]
 pub(crate) struct Section {
@@ -37,12 +39,6 @@ pub(crate) fn front(staging_half_bytes: u64) -> Vec<u8> {
     bytes
 }
 
-/// Makes the file header's checksum hold.
-pub(crate) fn seal_front(tape: &mut [u8]) {
-    let crc = crc32c::crc32c(&tape[..508]);
-    tape[508..512].copy_from_slice(&crc.to_le_bytes());
-}
-
 /// A section's bytes: columns as the page orders them.
 pub(crate) fn columns(columns: &[Column]) -> Vec<u8> {
     let mut out = varint(columns.len() as u64);
@@ -74,20 +70,4 @@ pub(crate) fn block(sequence: u64, sections: &[Section]) -> Vec<u8> {
     seal_block(&mut out);
     out.resize(out.len().next_multiple_of(64), 0);
     out
-}
-
-/// Makes the checksums of the block at the front of `block` hold, as far as its lengths are within `block`.
-pub(crate) fn seal_block(block: &mut [u8]) {
-    let directory = u32::from_le_bytes(block[12..16].try_into().unwrap()) as usize;
-    let payload = u64::from_le_bytes(block[48..56].try_into().unwrap());
-    let from = 64 + directory;
-    let to = usize::try_from(payload).ok().and_then(|payload| from.checked_add(payload));
-    if let Some(payload) = to.and_then(|to| block.get(from..to)) {
-        let crc = crc32c::crc32c(payload);
-        block[56..60].copy_from_slice(&crc.to_le_bytes());
-    }
-    if let Some(directory) = block.get(64..from) {
-        let crc = crc32c::crc32c_append(crc32c::crc32c(&block[..60]), directory);
-        block[60..64].copy_from_slice(&crc.to_le_bytes());
-    }
 }

@@ -1,6 +1,7 @@
 //! The tape as bytes from a stranger: reading can fail, it cannot panic, hang, or take memory out of proportion.
 //! Whoever wants to harm a reader makes the checksums hold, so these tests do.
 
+mod checksums;
 mod forge;
 
 use std::alloc::{GlobalAlloc, Layout, System};
@@ -8,7 +9,8 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use forge::{Section, block, columns, front, seal_block, seal_front, varint};
+use checksums::{seal_block, seal_front};
+use forge::{Section, block, columns, front, varint};
 use ktape_format::definition::{DefinitionVisitor, visit_definitions};
 use ktape_format::event::{Event, Kernel, KindVisitor, Mark, visit_kinds};
 use ktape_format::{Contents, Definition, Memory, Options, Row, Sink, Table, Tape, TapeWriter, Wanted};

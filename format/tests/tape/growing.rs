@@ -1,0 +1,102 @@
+//! A tape that is read while it is written.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use ktape_format::definition::Frame;
+use ktape_format::event::{Launch, Loss, Slice};
+use ktape_format::{Sink, Table, Tape, TapeError, TapeWriter, Wanted};
+
+use crate::staged;
+
+#[test]
+fn a_growing_tape_is_readable_at_every_event() {
+    let file = tempfile::NamedTempFile::new().unwrap();
+    let mut writer = TapeWriter::create(file.path(), &staged(2048)).unwrap();
+    for event in 0..300 {
+        let name = writer.string(&format!("name {event}")).unwrap();
+        let frame = writer.define(Frame { name, ..Frame::default() }).unwrap();
+        writer.event(Slice { start_ns: event, frame, ..Slice::default() }).unwrap();
+        let tape = Tape::open(file.path()).unwrap();
+        let contents = tape.read(&Wanted::default()).unwrap();
+        assert_eq!(contents.damage, []);
+        assert_eq!(contents.events.slice.start_ns, (0..=event).collect::<Vec<i64>>());
+        assert_eq!(contents.definitions.string(name), format!("name {event}"));
+    }
+}
+
+/// The same with one opened tape that is refreshed.
+#[test]
+fn a_tape_can_be_followed() {
+    let file = tempfile::NamedTempFile::new().unwrap();
+    let mut writer = TapeWriter::create(file.path(), &staged(2048)).unwrap();
+    let mut tape = Tape::open(file.path()).unwrap();
+    for event in 0..300 {
+        let name = writer.string(&format!("name {event}")).unwrap();
+        writer.event(Launch { start_ns: event, args: name, ..Launch::default() }).unwrap();
+        tape.refresh().unwrap();
+        let contents = tape.read(&Wanted::default()).unwrap();
+        assert_eq!(contents.damage, []);
+        assert_eq!(contents.events.launch.start_ns, (0..=event).collect::<Vec<i64>>());
+    }
+    assert!(tape.blocks().len() > 5 && !tape.is_closed());
+    writer.finish().unwrap();
+    tape.refresh().unwrap();
+    assert!(tape.is_closed());
+    assert_eq!(tape.read(&Wanted::default()).unwrap().events.launch.len(), 300);
+}
+
+#[test]
+fn a_string_longer_than_a_half_goes_straight_into_a_block() {
+    let file = tempfile::NamedTempFile::new().unwrap();
+    let mut writer = TapeWriter::create(file.path(), &staged(2048)).unwrap();
+    let long = "x".repeat(100_000);
+    writer.string("before").unwrap();
+    let id = writer.string(&long).unwrap();
+    let after = writer.string("after").unwrap();
+    let contents = Tape::open(file.path()).unwrap().read(&Wanted::default()).unwrap();
+    assert_eq!(contents.definitions.string(id), long);
+    assert_eq!(contents.definitions.string(after), "after");
+    let error = writer.string(&"x".repeat(17 << 20)).unwrap_err();
+    assert!(matches!(error, TapeError::StringTooLong { .. }));
+}
+
+/// A reader that opens the tape again and again while it is written, with halves so small that they are used again
+/// while they are read: it sees every event that was there when it opened the tape, in order, and no damage.
+#[test]
+fn a_reader_beside_the_writer_sees_all_that_was_there() {
+    const EVENTS: u64 = 4000;
+    for _ in 0..10 {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let mut writer = TapeWriter::create(file.path(), &staged(1024)).unwrap();
+        let written = AtomicU64::new(0);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                for number in 0..EVENTS {
+                    let args = writer.string(&format!("{}", number / 10)).unwrap();
+                    writer.event(Launch { start_ns: number as i64, args, ..Launch::default() }).unwrap();
+                    written.store(number + 1, Ordering::Release);
+                }
+            });
+            while written.load(Ordering::Relaxed) < EVENTS {
+                let before = written.load(Ordering::Acquire);
+                let contents = Tape::open(file.path()).unwrap().read(&Wanted::default()).unwrap();
+                assert_eq!(contents.damage, []);
+                let starts = &contents.events.launch.start_ns;
+                assert!(starts.len() as u64 >= before, "{} events of {before}", starts.len());
+                assert!(starts.iter().copied().eq(0..starts.len() as i64), "events are missing or doubled");
+                let named = |row: Launch| contents.definitions.string(row.args) == format!("{}", row.start_ns / 10);
+                assert!(contents.events.launch.rows().all(named), "an event refers to another definition");
+            }
+        });
+    }
+}
+
+#[test]
+fn a_tape_that_has_only_a_tail_knows_when_it_began() {
+    let file = tempfile::NamedTempFile::new().unwrap();
+    let mut writer = TapeWriter::create(file.path(), &staged(4096)).unwrap();
+    writer.event(Loss { start_ns: 3, ..Loss::default() }).unwrap();
+    writer.event(Launch { start_ns: 8, ..Launch::default() }).unwrap();
+    writer.event(Launch { start_ns: 7, ..Launch::default() }).unwrap();
+    assert_eq!(Tape::open(file.path()).unwrap().first_ns(), Some(7));
+}
