@@ -13,6 +13,7 @@
 
 use std::ops::Range;
 
+use crate::codec::ColumnBytes;
 use crate::column::{Decoder, Encoded, Encoder, Prediction};
 use crate::definition::{Definition, DefinitionVisitor, Definitions, visit_definitions};
 use crate::event::{Event, Events, KindVisitor, visit_kinds};
@@ -436,6 +437,18 @@ impl SectionDecoder {
 
     /// The rows of a section; `None` if its bytes contradict themselves.
     pub(crate) fn table<T: Table>(&mut self, section: &SectionInfo, payload: Payload<'_>) -> Option<T> {
+        let mut table = T::default();
+        self.table_into(section, payload, &mut table)?;
+        Some(table)
+    }
+
+    /// The same in the memory of another table.
+    pub(crate) fn table_into<T: Table>(
+        &mut self,
+        section: &SectionInfo,
+        payload: Payload<'_>,
+        table: &mut T,
+    ) -> Option<()> {
         let rows = usize::try_from(section.rows).ok()?;
         let entries = entries(payload.section(section)?)?;
         let known = T::Row::COLUMNS.len();
@@ -463,13 +476,12 @@ impl SectionDecoder {
                 self.bits[index] = out;
             }
         }
-        let mut table = T::default();
         for (index, bits) in self.bits.iter_mut().enumerate().take(known) {
             // An absent column is all zeros.
             bits.resize(rows, 0);
             table.set_column(index, bits);
         }
-        Some(table)
+        Some(())
     }
 
     /// The strings of a section. What is no UTF-8 (only a damaged or foreign tape has it) is shown by U+FFFD.
@@ -509,4 +521,15 @@ fn entries(mut section: &[u8]) -> Option<Vec<(usize, Encoded<'_>)>> {
             Some((index, Encoded::new(parameters, take_bytes(&mut section, body_bytes)?)))
         })
         .collect()
+}
+
+/// What each column of a section takes.
+pub(crate) fn column_bytes<'a>(section: &SectionInfo, payload: Payload<'a>) -> Option<Vec<ColumnBytes<'a>>> {
+    let rows = usize::try_from(section.rows).ok()?;
+    let columns = entries(payload.section(section)?)?.into_iter();
+    let column = |(column, encoded): (usize, Encoded<'a>)| {
+        let (coding, frames) = encoded.frames()?;
+        Some(ColumnBytes { table: section.table, column, rows, bytes: 3 + encoded.bytes(), coding, frames })
+    };
+    columns.map(column).collect()
 }

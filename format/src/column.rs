@@ -247,6 +247,38 @@ impl<'a> Encoded<'a> {
     }
 }
 
+impl<'a> Encoded<'a> {
+    /// How many bytes it takes.
+    pub(crate) fn bytes(&self) -> usize {
+        self.parameters.len() + self.body.len()
+    }
+
+    /// Its coding, and those of its planes that are zstd frames.
+    pub(crate) fn frames(&self) -> Option<(u8, Vec<&'a [u8]>)> {
+        let Encoded { parameters, mut body } = *self;
+        let (&coding, mut parameters) = parameters.split_first()?;
+        take(&mut parameters)?;
+        let mut frames = Vec::new();
+        let others = match coding {
+            CONSTANT => return Some((coding, frames)),
+            STREAM_END => 3,
+            _ => 1,
+        };
+        for _ in 0..others {
+            take(&mut parameters)?;
+        }
+        let (&width, mut planes) = parameters.split_first()?;
+        for _ in 0..width {
+            let tag = take(&mut planes)?;
+            let bytes = take_bytes(&mut body, tag >> 2)?;
+            if tag & 3 == PLANE_ZSTD {
+                frames.push(bytes);
+            }
+        }
+        Some((coding, frames))
+    }
+}
+
 /// Decompression state and buffers, reused from column to column.
 pub(crate) struct Decoder {
     zstd: Decompressor<'static>,
