@@ -13,11 +13,13 @@
 
 use std::ops::Range;
 
+use rustc_hash::FxHashMap;
+
 use crate::codec::ColumnBytes;
-use crate::column::{Decoder, Encoded, Encoder, Prediction};
+use crate::column::{Choice, Decode, Decoder, Encode, Encoded, Encoder, Needed, Needs, Prediction, all_are};
 use crate::definition::{Definition, DefinitionVisitor, Definitions, visit_definitions};
 use crate::event::{Event, Events, KindVisitor, visit_kinds};
-use crate::table::{DefinitionKind, Predictor, Row, Table};
+use crate::table::{ColumnReader, ColumnWriter, DefinitionKind, Predictor, Row, Table, Value};
 use crate::varint::{put, take, take_bytes, unzigzag, zigzag};
 
 /// The first bytes of a block.
@@ -122,6 +124,8 @@ impl Defined {
 /// Encodes blocks. Buffers and zstd contexts are reused from one to the next.
 pub(crate) struct BlockEncoder {
     columns: Encoder,
+    /// By table and column.
+    choices: FxHashMap<(u16, usize), Choice>,
     bits: Vec<Vec<u64>>,
     parameters: Vec<u8>,
     entries: Vec<u8>,
@@ -135,6 +139,7 @@ impl BlockEncoder {
     pub(crate) fn new() -> std::io::Result<BlockEncoder> {
         Ok(BlockEncoder {
             columns: Encoder::new()?,
+            choices: FxHashMap::default(),
             bits: Vec::new(),
             parameters: Vec::new(),
             entries: Vec::new(),
@@ -204,21 +209,41 @@ impl BlockEncoder {
         let specs = T::Row::COLUMNS;
         let mut bits = std::mem::take(&mut self.bits);
         bits.resize_with(specs.len().max(bits.len()), Vec::new);
-        for (index, bits) in bits.iter_mut().enumerate().take(specs.len()) {
-            table.column_bits(index, 0..table.len(), bits);
+        for column in specs.iter().flat_map(|spec| spec.predictor.needs()).flatten() {
+            table.column_bits(column, 0..table.len(), &mut bits[column]);
         }
+        let mut columns = 0;
         for (index, spec) in specs.iter().enumerate() {
-            let prediction = match spec.predictor {
-                Predictor::Least => Prediction::Least,
-                Predictor::Previous => Prediction::Previous,
+            let other = |column: usize| (column, &bits[column][..]);
+            let ticks = Prediction::TICKS.into_iter();
+            let candidates: Vec<Prediction<'_>> = match spec.predictor {
+                Predictor::Least => vec![Prediction::Least],
+                Predictor::Previous => vec![Prediction::Previous],
                 Predictor::StreamEnd { stream, duration } => {
-                    Prediction::StreamEnd { stream: (stream, &bits[stream]), duration: (duration, &bits[duration]) }
+                    let (stream, duration) = (other(stream), other(duration));
+                    ticks.map(|tick_bits| Prediction::StreamEnd { tick_bits, stream, duration }).collect()
                 }
+                Predictor::Key(key) => {
+                    let by_key = ticks.map(|tick_bits| Prediction::KeyMean { tick_bits, key: other(key) });
+                    [Prediction::Least].into_iter().chain(by_key).collect()
+                }
+                Predictor::Step(key) => vec![Prediction::Previous, Prediction::KeyStep { key: other(key) }],
             };
-            self.column(index, &bits[index], prediction);
+            let before = self.bodies.len();
+            self.parameters.clear();
+            let (parameters, body) = (&mut self.parameters, &mut self.bodies);
+            let choice = self.choices.entry((T::Row::KIND, index)).or_default();
+            let encode = Encode { encoder: &mut self.columns, candidates: &candidates, choice, parameters, body };
+            // A column of zeros is left out, unless another is decoded by it.
+            let is_needed = specs.iter().any(|spec| spec.predictor.needs().contains(&Some(index)));
+            if is_needed || table.read_column(index, AllZeros) == Some(false) {
+                table.read_column(index, encode);
+                self.entry(index, before);
+                columns += 1;
+            }
         }
         self.bits = bits;
-        self.section(T::Row::KIND, table.len(), first_id, span, specs.len());
+        self.section(T::Row::KIND, table.len(), first_id, span, columns);
     }
 
     /// Strings are a table of two columns: their lengths, and all their text as one.
@@ -227,7 +252,15 @@ impl BlockEncoder {
             return;
         }
         let lengths: Vec<u64> = strings.iter().map(|string| string.len() as u64).collect();
-        self.column(0, &lengths, Prediction::Least);
+        self.parameters.clear();
+        self.columns.column(
+            &lengths,
+            &[Prediction::Least],
+            &mut Choice::default(),
+            &mut self.parameters,
+            &mut self.bodies,
+        );
+        self.entry(0, 0);
         let text: Vec<u8> = strings.iter().flat_map(|string| string.bytes()).collect();
         let before = self.bodies.len();
         self.parameters.clear();
@@ -236,13 +269,6 @@ impl BlockEncoder {
         let least_bytes = text.len().div_ceil(MAX_TEXT_PER_BYTE as usize);
         self.bodies.resize(self.bodies.len().max(least_bytes), 0);
         self.section(DefinitionKind::String as u16, strings.len(), first_id, (0, 0), 2);
-    }
-
-    fn column(&mut self, index: usize, values: &[u64], prediction: Prediction<'_>) {
-        let before = self.bodies.len();
-        self.parameters.clear();
-        self.columns.column(values, prediction, &mut self.parameters, &mut self.bodies);
-        self.entry(index, before);
     }
 
     /// A column's entry: its number, the lengths of its parameters and body, and the parameters.
@@ -268,6 +294,30 @@ impl BlockEncoder {
         for value in [u64::from(table), rows as u64, first_id, zigzag(span.0), duration, bytes] {
             put(&mut self.directory, value);
         }
+    }
+}
+
+/// The columns that every event has, and those that have a duration: see `event`.
+const START: usize = 0;
+const DURATION: usize = 1;
+
+impl BlockEncoder {
+    /// From the earliest start to the latest end. By columns: building each row for it would take as long as encoding.
+    fn span<E: Event>(&mut self, table: &E::Table) -> Option<(i64, i64)> {
+        debug_assert_eq!(E::COLUMNS[START].name, "start_ns");
+        let lasts = E::COLUMNS[DURATION].name == "duration_ns";
+        self.bits.resize_with(self.bits.len().max(E::COLUMNS.len()), Vec::new);
+        let [starts, durations] = &mut self.bits[..2] else { return None };
+        table.column_bits(START, 0..table.len(), starts);
+        let starts = starts.iter().map(|&bits| bits as i64);
+        let first = starts.clone().min()?;
+        let last = if lasts {
+            table.column_bits(DURATION, 0..table.len(), durations);
+            starts.zip(&*durations).map(|(start, &duration)| start.saturating_add_unsigned(duration)).max()?
+        } else {
+            starts.max()?
+        };
+        Some((first, last))
     }
 }
 
@@ -297,7 +347,7 @@ impl KindVisitor for EventSections<'_> {
     type Error = std::convert::Infallible;
     fn visit<E: Event>(&mut self) -> Result<(), Self::Error> {
         let table = E::table(self.events);
-        let Some(span) = table.rows().map(|row| (row.start_ns(), row.end_ns())).reduce(hull) else { return Ok(()) };
+        let Some(span) = self.encoder.span::<E>(table) else { return Ok(()) };
         self.encoder.table(table, 0, span);
         self.span = Some(self.span.map_or(span, |all| hull(all, span)));
         Ok(())
@@ -427,12 +477,13 @@ fn sections(mut directory: &[u8], payload: Range<u64>, rows: u64) -> Option<Vec<
 /// Decodes sections. Buffers and zstd contexts are reused from one to the next.
 pub(crate) struct SectionDecoder {
     columns: Decoder,
-    bits: Vec<Vec<u64>>,
+    keys: Vec<u64>,
+    durations: Vec<u64>,
 }
 
 impl SectionDecoder {
     pub(crate) fn new() -> std::io::Result<SectionDecoder> {
-        Ok(SectionDecoder { columns: Decoder::new()?, bits: Vec::new() })
+        Ok(SectionDecoder { columns: Decoder::new()?, keys: Vec::new(), durations: Vec::new() })
     }
 
     /// The rows of a section; `None` if its bytes contradict themselves.
@@ -451,35 +502,44 @@ impl SectionDecoder {
     ) -> Option<()> {
         let rows = usize::try_from(section.rows).ok()?;
         let entries = entries(payload.section(section)?)?;
+        table.clear();
+        let whole = self.columns_into(&entries, rows, table);
+        if whole.is_none() {
+            // Columns of one length, or none.
+            table.clear();
+        }
+        whole
+    }
+
+    fn columns_into<T: Table>(&mut self, entries: &[(usize, Encoded<'_>)], rows: usize, table: &mut T) -> Option<()> {
         let known = T::Row::COLUMNS.len();
-        self.bits.resize_with(self.bits.len().max(known), Vec::new);
-        self.bits.iter_mut().for_each(Vec::clear);
-        // Those that need no other column first. A column newer than this version is left alone.
-        for pass_needs_others in [false, true] {
+        let mut decoded = vec![false; known];
+        // Those that need no other column first, then those that need a key, then those that need a duration. A column
+        // newer than this version is left alone.
+        for pass in 0..3 {
             for &(index, encoded) in entries.iter().filter(|(index, _)| *index < known) {
-                if encoded.needs().is_some() != pass_needs_others {
-                    continue;
-                }
-                let mut out = std::mem::take(&mut self.bits[index]);
-                let needed = match encoded.needs() {
-                    None => None,
-                    Some((stream, duration)) => {
-                        let column = |index: u64| self.bits.get(usize::try_from(index).ok()?).map(Vec::as_slice);
-                        let (stream, duration) = (column(stream)?, column(duration)?);
-                        if stream.len() != rows || duration.len() != rows {
-                            return None;
-                        }
-                        Some((stream, duration))
+                let needs = encoded.needs()?;
+                let needed = match needs {
+                    Needs::Nothing if pass == 0 => Needed::default(),
+                    Needs::Key(key) if pass == 1 => {
+                        copy(key, rows, table, &decoded, &mut self.keys)?;
+                        Needed(&self.keys, &[])
                     }
+                    Needs::StreamEnd { stream, duration } if pass == 2 => {
+                        copy(stream, rows, table, &decoded, &mut self.keys)?;
+                        copy(duration, rows, table, &decoded, &mut self.durations)?;
+                        Needed(&self.keys, &self.durations)
+                    }
+                    _ => continue,
                 };
-                self.columns.column(encoded, rows, needed, &mut out)?;
-                self.bits[index] = out;
+                let decoder = &mut self.columns;
+                table.write_column(index, Decode { decoder, encoded, rows, needed })??;
+                decoded[index] = true;
             }
         }
-        for (index, bits) in self.bits.iter_mut().enumerate().take(known) {
-            // An absent column is all zeros.
-            bits.resize(rows, 0);
-            table.set_column(index, bits);
+        // An absent column is all zeros.
+        for index in (0..known).filter(|&index| !decoded[index]) {
+            table.write_column(index, Zeros(rows));
         }
         Some(())
     }
@@ -489,8 +549,8 @@ impl SectionDecoder {
         let rows = usize::try_from(section.rows).ok()?;
         let entries = entries(payload.section(section)?)?;
         let &[(0, lengths), (1, text)] = entries.get(..2)? else { return None };
-        let mut bits = Vec::new();
-        self.columns.column(lengths, rows, None, &mut bits)?;
+        let mut bits = Vec::<u64>::new();
+        self.columns.column(lengths, rows, Needed::default(), &mut bits)?;
         let total = bits.iter().try_fold(0_u64, |sum, &length| sum.checked_add(length))?;
         let most = (section.range.end - section.range.start).saturating_mul(MAX_TEXT_PER_BYTE);
         if total > MAX_TEXT_BYTES.min(most) {
@@ -499,6 +559,35 @@ impl SectionDecoder {
         let text = self.columns.text(text, total as usize)?;
         let mut rest = &text[..];
         bits.iter().map(|&length| Some(String::from_utf8_lossy(take_bytes(&mut rest, length)?).into())).collect()
+    }
+}
+
+/// A copy of a column that another needs, if it is decoded.
+fn copy<T: Table>(column: u64, rows: usize, table: &T, decoded: &[bool], out: &mut Vec<u64>) -> Option<()> {
+    let column = usize::try_from(column).ok()?;
+    decoded.get(column).filter(|&&decoded| decoded)?;
+    table.column_bits(column, 0..rows, out);
+    Some(())
+}
+
+/// Whether a column is all zeros.
+struct AllZeros;
+
+impl ColumnReader for AllZeros {
+    type Out = bool;
+    fn read<T: Value>(self, values: &[T]) -> bool {
+        all_are(values, 0)
+    }
+}
+
+/// Makes a column zeros.
+struct Zeros(usize);
+
+impl ColumnWriter for Zeros {
+    type Out = ();
+    fn write<T: Value>(self, values: &mut Vec<T>) {
+        values.clear();
+        values.resize(self.0, T::from_bits(0));
     }
 }
 

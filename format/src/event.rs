@@ -19,9 +19,9 @@ tables! {
     /// The host side of one kernel launch: the call that submitted it.
     Launch / LaunchTable, "launch" = 1; {
         /// When the call was entered.
-        start_ns: i64 => P::Previous, R::Nothing;
+        start_ns: i64 => P::Step(6), R::Nothing;
         /// How long the call took.
-        duration_ns: u64 => P::Least, R::Nothing;
+        duration_ns: u64 => P::Key(5), R::Nothing;
         /// Joins the call with its device work within a process.
         correlation: u64 => P::Previous, R::Nothing;
         /// The calling thread.
@@ -45,7 +45,7 @@ tables! {
         /// When the call was entered.
         start_ns: i64 => P::Previous, R::Nothing;
         /// How long the call took.
-        duration_ns: u64 => P::Least, R::Nothing;
+        duration_ns: u64 => P::Key(5), R::Nothing;
         /// Joins the call with its device work within a process.
         correlation: u64 => P::Previous, R::Nothing;
         /// The calling thread.
@@ -67,9 +67,9 @@ tables! {
     /// Any other call of the driver or runtime API, among them the host side of copies and memsets.
     Api / ApiTable, "api" = 3; {
         /// When the call was entered.
-        start_ns: i64 => P::Previous, R::Nothing;
+        start_ns: i64 => P::Step(4), R::Nothing;
         /// How long the call took.
-        duration_ns: u64 => P::Least, R::Nothing;
+        duration_ns: u64 => P::Key(5), R::Nothing;
         /// Joins the call with its device work within a process.
         correlation: u64 => P::Previous, R::Nothing;
         /// The calling thread.
@@ -89,7 +89,7 @@ tables! {
         /// When it began on the device (see `timing`).
         start_ns: i64 => STREAM_END_KERNEL, R::Nothing;
         /// How long it ran.
-        duration_ns: u64 => P::Least, R::Nothing;
+        duration_ns: u64 => P::Key(4), R::Nothing;
         /// The launch, or graph launch, that submitted it.
         correlation: u64 => P::Previous, R::Nothing;
         /// The stream it ran on.
@@ -111,7 +111,7 @@ tables! {
         /// When it began on the device (see `timing`).
         start_ns: i64 => STREAM_END_KERNEL, R::Nothing;
         /// How long it ran.
-        duration_ns: u64 => P::Least, R::Nothing;
+        duration_ns: u64 => P::Key(4), R::Nothing;
         /// The call that submitted it.
         correlation: u64 => P::Previous, R::Nothing;
         /// The stream it ran on.
@@ -143,7 +143,7 @@ tables! {
         /// When it began on the device (see `timing`).
         start_ns: i64 => STREAM_END_KERNEL, R::Nothing;
         /// How long it ran.
-        duration_ns: u64 => P::Least, R::Nothing;
+        duration_ns: u64 => P::Key(4), R::Nothing;
         /// The call that submitted it.
         correlation: u64 => P::Previous, R::Nothing;
         /// The stream it ran on.
@@ -169,9 +169,9 @@ tables! {
     /// A call that waits for device work.
     Sync / SyncTable, "sync" = 7; {
         /// When the call was entered.
-        start_ns: i64 => P::Previous, R::Nothing;
+        start_ns: i64 => P::Step(8), R::Nothing;
         /// How long it waited.
-        duration_ns: u64 => P::Least, R::Nothing;
+        duration_ns: u64 => P::Key(9), R::Nothing;
         /// The call's id within its process.
         correlation: u64 => P::Previous, R::Nothing;
         /// The waiting thread.
@@ -199,7 +199,7 @@ tables! {
         /// When the call was entered.
         start_ns: i64 => P::Previous, R::Nothing;
         /// How long it took.
-        duration_ns: u64 => P::Least, R::Nothing;
+        duration_ns: u64 => P::Key(7), R::Nothing;
         /// The call's id within its process.
         correlation: u64 => P::Previous, R::Nothing;
         /// The calling thread.
@@ -223,7 +223,7 @@ tables! {
         /// When the call was entered.
         start_ns: i64 => P::Previous, R::Nothing;
         /// How long it took.
-        duration_ns: u64 => P::Least, R::Nothing;
+        duration_ns: u64 => P::Key(8), R::Nothing;
         /// The call's id within its process.
         correlation: u64 => P::Previous, R::Nothing;
         /// The calling thread.
@@ -247,9 +247,9 @@ tables! {
     /// Memory was handed out.
     Alloc / AllocTable, "alloc" = 10; {
         /// When.
-        start_ns: i64 => P::Previous, R::Nothing;
+        start_ns: i64 => P::Step(10), R::Nothing;
         /// How long the call took; 0 where a source records an instant.
-        duration_ns: u64 => P::Least, R::Nothing;
+        duration_ns: u64 => P::Key(10), R::Nothing;
         /// The asking thread.
         thread: u32 => P::Least, R::To(D::Thread);
         /// Where the memory is; 0 for host memory.
@@ -277,9 +277,9 @@ tables! {
     /// Memory was given back. The columns are those of an allocation; a size that is not known is 0.
     Free / FreeTable, "free" = 11; {
         /// When.
-        start_ns: i64 => P::Previous, R::Nothing;
+        start_ns: i64 => P::Step(10), R::Nothing;
         /// How long the call took; 0 where a source records an instant.
-        duration_ns: u64 => P::Least, R::Nothing;
+        duration_ns: u64 => P::Key(10), R::Nothing;
         /// The calling thread.
         thread: u32 => P::Least, R::To(D::Thread);
         /// Where the memory was; 0 for host memory.
@@ -307,9 +307,9 @@ tables! {
     /// Something a thread was in: an operator, a Python function, a profiler's own overhead. The frame says which.
     Slice / SliceTable, "slice" = 12; {
         /// When it began.
-        start_ns: i64 => P::Previous, R::Nothing;
+        start_ns: i64 => P::Step(3), R::Nothing;
         /// How long it lasted.
-        duration_ns: u64 => P::Least, R::Nothing;
+        duration_ns: u64 => P::Key(3), R::Nothing;
         /// The thread.
         thread: u32 => P::Least, R::To(D::Thread);
         /// Name, file and kind.

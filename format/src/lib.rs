@@ -17,6 +17,7 @@ pub mod error;
 pub mod event;
 pub mod header;
 pub mod memory;
+mod predict;
 pub mod reader;
 mod staging;
 pub mod table;

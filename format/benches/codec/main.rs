@@ -3,7 +3,7 @@
 //! `cargo bench -p ktape-format --bench codec` measures five million synthetic events. Tapes named behind `--` are
 //! measured too, each for the launches, copies, synchronisations and allocations on it and what these refer to
 //! (`analyze import trace.json.gz -o trace.ktape` makes one); `--rows 16384` cuts other blocks than the writer does,
-//! `--events 500000` makes a shorter synthetic trace.
+//! `--events 500000` makes a shorter synthetic trace, `--rounds 50` repeats more often.
 //!
 //! An event is a launch with its kernel, or a copy, a synchronisation, an allocation or a free. Times are the best of
 //! several; beside them stand limits of this machine measured in the same run.
@@ -28,12 +28,13 @@ const FILE_BYTES: usize = 512 + 64;
 type Error = Box<dyn std::error::Error>;
 
 fn main() -> Result<(), Error> {
-    let (mut rows, mut events, mut tapes) = (1 << 16, 5_000_000, Vec::new());
+    let (mut rows, mut events, mut rounds, mut tapes) = (1 << 16, 5_000_000, 5, Vec::new());
     let mut arguments = std::env::args().skip(1);
     while let Some(argument) = arguments.next() {
         match argument.as_str() {
             "--rows" => rows = arguments.next().ok_or("--rows N")?.parse()?,
             "--events" => events = arguments.next().ok_or("--events N")?.parse()?,
+            "--rounds" => rounds = arguments.next().ok_or("--rounds N")?.parse()?,
             // Cargo's.
             "--bench" => {}
             _ => tapes.push(PathBuf::from(argument)),
@@ -43,7 +44,7 @@ fn main() -> Result<(), Error> {
     if events > 0 {
         let mut sink = Blocks::new(rows);
         let Ok(()) = eager_decode::eager_decode(&mut sink, events);
-        measure("synthetic decode", &sink.finish(), 5)?.print(&mut out)?;
+        measure("synthetic decode", &sink.finish(), rounds)?.print(&mut out)?;
     }
     let (mut bytes, mut events) = (0, 0);
     for tape in tapes {
@@ -56,7 +57,7 @@ fn main() -> Result<(), Error> {
         if blocks.iter().all(|block| count(&block.1) == 0) {
             continue;
         }
-        let result = measure(&name, &blocks, 20)?;
+        let result = measure(&name, &blocks, 4 * rounds)?;
         result.print(&mut out)?;
         if result.nanoseconds {
             bytes += result.bytes;
@@ -111,12 +112,9 @@ fn measure(name: &str, blocks: &[(Definitions, Events)], rounds: usize) -> Resul
     let mut encoder = Encoder::new()?;
     let mut decoder = Decoder::new()?;
     let mut encoded = vec![Vec::new(); blocks.len()];
-    let mut encode = |encoded: &mut Vec<Vec<u8>>| {
-        for (block, out) in blocks.iter().zip(encoded) {
-            encoder.encode(&block.0, &block.1, out);
-        }
-    };
-    encode(&mut encoded);
+    for (block, out) in blocks.iter().zip(&mut encoded) {
+        encoder.encode(&block.0, &block.1, out);
+    }
     let mut zstd = zstd::bulk::Compressor::new(1)?;
     let mut unzstd = zstd::bulk::Decompressor::new()?;
     let mut columns: Vec<(String, usize)> = Vec::new();
@@ -143,62 +141,51 @@ fn measure(name: &str, blocks: &[(Definitions, Events)], rounds: usize) -> Resul
     columns.sort_by_key(|column| std::cmp::Reverse(column.1));
     let rows: Vec<Vec<u8>> = blocks.iter().map(rows_as_bytes).collect();
     let mut buffer = Vec::with_capacity(64 << 20);
-    let best = |what: &mut dyn FnMut()| {
-        let time = |what: &mut dyn FnMut()| {
-            let began = Instant::now();
-            what();
-            began.elapsed().as_secs_f64() * 1e9
-        };
-        (0..rounds).map(|_| time(what)).fold(f64::INFINITY, f64::min) / events as f64
+    // Of each block the best of several: whoever else runs on this machine disturbs some, never all.
+    let best = |blocks: usize, what: &mut dyn FnMut(usize)| {
+        let mut least = vec![f64::INFINITY; blocks];
+        for _ in 0..rounds {
+            for (block, least) in least.iter_mut().enumerate() {
+                let began = Instant::now();
+                what(block);
+                *least = least.min(began.elapsed().as_secs_f64() * 1e9);
+            }
+        }
+        least.iter().sum::<f64>() / events as f64
     };
+    let (count, frames) = (blocks.len(), planes.len());
     let mut times = Vec::new();
-    times.push((
-        "memcpy of the rows' bytes",
-        best(&mut || {
-            for rows in &rows {
-                buffer.clear();
-                buffer.extend_from_slice(black_box(rows));
-                black_box(&buffer);
-            }
-        }),
-    ));
-    times.push(("encode", best(&mut || encode(black_box(&mut encoded)))));
-    times.push((
-        "zstd -1 alone, of the same planes",
-        best(&mut || {
-            for plane in &planes {
-                buffer.clear();
-                zstd.compress_to_buffer(black_box(plane), &mut buffer).expect("room");
-            }
-        }),
-    ));
+    let copied = best(count, &mut |block| {
+        buffer.clear();
+        buffer.extend_from_slice(black_box(&rows[block]));
+        black_box(&buffer);
+    });
+    times.push(("memcpy of the rows' bytes", copied));
+    let took = best(count, &mut |block| {
+        let (definitions, events) = black_box(&blocks[block]);
+        encoder.encode(definitions, events, &mut encoded[block]);
+    });
+    times.push(("encode", took));
+    let took = best(frames, &mut |frame| {
+        buffer.clear();
+        zstd.compress_to_buffer(black_box(&planes[frame]), &mut buffer).expect("room");
+    });
+    times.push(("zstd -1 alone, of the planes that it packs", took));
     let mut into = <(Definitions, Events)>::default();
-    times.push((
-        "decode into the memory of the block before",
-        best(&mut || {
-            for bytes in &encoded {
-                decoder.decode_into(black_box(bytes), &mut into).expect("what was encoded");
-                black_box(&into);
-            }
-        }),
-    ));
-    times.push((
-        "decode into new memory",
-        best(&mut || {
-            for bytes in &encoded {
-                black_box(decoder.decode(black_box(bytes)).expect("what was encoded"));
-            }
-        }),
-    ));
-    times.push((
-        "zstd decompression alone, of the same planes",
-        best(&mut || {
-            for packed in &packed {
-                buffer.clear();
-                unzstd.decompress_to_buffer(black_box(packed), &mut buffer).expect("what was compressed");
-            }
-        }),
-    ));
+    let took = best(count, &mut |block| {
+        decoder.decode_into(black_box(&encoded[block]), &mut into).expect("what was encoded");
+        black_box(&into);
+    });
+    times.push(("decode into the memory of the block before", took));
+    let took = best(count, &mut |block| {
+        black_box(decoder.decode(black_box(&encoded[block])).expect("what was encoded"));
+    });
+    times.push(("decode into new memory", took));
+    let took = best(frames, &mut |frame| {
+        buffer.clear();
+        unzstd.decompress_to_buffer(black_box(&packed[frame]), &mut buffer).expect("what was compressed");
+    });
+    times.push(("zstd decompression alone, of the same planes", took));
     let bytes = FILE_BYTES + encoded.iter().map(Vec::len).sum::<usize>();
     let kernels = blocks.iter().flat_map(|block| &block.1.kernel.duration_ns);
     let nanoseconds = kernels.filter(|ns| *ns % 1000 != 0).count() * 2 > blocks.iter().map(|b| b.1.kernel.len()).sum();
