@@ -13,11 +13,14 @@
 
 use std::ops::Range;
 
-use crate::column::{Decoder, Encoded, Encoder, Prediction};
+use rustc_hash::FxHashMap;
+
+use crate::codec::ColumnBytes;
+use crate::column::{Choice, Decode, Decoder, Encode, Encoded, Encoder, Needed, Needs, Prediction, all_are};
 use crate::definition::{Definition, DefinitionVisitor, Definitions, visit_definitions};
 use crate::event::{Event, Events, KindVisitor, visit_kinds};
 use crate::owners::Owners;
-use crate::table::{DefinitionKind, Predictor, Row, Table};
+use crate::table::{ColumnReader, ColumnWriter, DefinitionKind, Predictor, Row, Table, Value};
 use crate::varint::{put, take, take_bytes, unzigzag, zigzag};
 
 /// The first bytes of a block.
@@ -133,6 +136,8 @@ impl Defined {
 /// Encodes blocks. Buffers and zstd contexts are reused from one to the next.
 pub(crate) struct BlockEncoder {
     columns: Encoder,
+    /// By table and column.
+    choices: FxHashMap<(u16, usize), Choice>,
     bits: Vec<Vec<u64>>,
     parameters: Vec<u8>,
     entries: Vec<u8>,
@@ -146,6 +151,7 @@ impl BlockEncoder {
     pub(crate) fn new() -> std::io::Result<BlockEncoder> {
         Ok(BlockEncoder {
             columns: Encoder::new()?,
+            choices: FxHashMap::default(),
             bits: Vec::new(),
             parameters: Vec::new(),
             entries: Vec::new(),
@@ -217,21 +223,40 @@ impl BlockEncoder {
         let specs = T::Row::COLUMNS;
         let mut bits = std::mem::take(&mut self.bits);
         bits.resize_with(specs.len().max(bits.len()), Vec::new);
-        for (index, bits) in bits.iter_mut().enumerate().take(specs.len()) {
-            table.column_bits(index, 0..table.len(), bits);
+        for column in specs.iter().flat_map(|spec| spec.predictor.needs()).flatten() {
+            table.column_bits(column, 0..table.len(), &mut bits[column]);
         }
+        let mut columns = 0;
         for (index, spec) in specs.iter().enumerate() {
-            let prediction = match spec.predictor {
-                Predictor::Least => Prediction::Least,
-                Predictor::Previous => Prediction::Previous,
+            let other = |column: usize| (column, &bits[column][..]);
+            let ticks = Prediction::TICKS.into_iter();
+            let candidates: Vec<Prediction<'_>> = match spec.predictor {
+                Predictor::Least => vec![Prediction::Least],
+                Predictor::Previous => vec![Prediction::Previous],
                 Predictor::StreamEnd { stream, duration } => {
-                    Prediction::StreamEnd { stream: (stream, &bits[stream]), duration: (duration, &bits[duration]) }
+                    let (stream, duration) = (other(stream), other(duration));
+                    ticks.map(|tick_bits| Prediction::StreamEnd { tick_bits, stream, duration }).collect()
+                }
+                Predictor::Key(key) => {
+                    let by_key = ticks.map(|tick_bits| Prediction::KeyMean { tick_bits, key: other(key) });
+                    [Prediction::Least].into_iter().chain(by_key).collect()
                 }
             };
-            self.column(index, &bits[index], prediction);
+            let before = self.bodies.len();
+            self.parameters.clear();
+            let (parameters, body) = (&mut self.parameters, &mut self.bodies);
+            let choice = self.choices.entry((T::Row::KIND, index)).or_default();
+            let encode = Encode { encoder: &mut self.columns, candidates: &candidates, choice, parameters, body };
+            // A column of zeros is left out, unless another is decoded by it.
+            let is_needed = specs.iter().any(|spec| spec.predictor.needs().contains(&Some(index)));
+            if is_needed || table.read_column(index, AllZeros) == Some(false) {
+                table.read_column(index, encode);
+                self.entry(index, before);
+                columns += 1;
+            }
         }
         self.bits = bits;
-        self.section(T::Row::KIND, table.len(), first_id, span, processes, specs.len());
+        self.section(T::Row::KIND, table.len(), first_id, span, processes, columns);
     }
 
     /// Strings are a table of two columns: their lengths, and all their text as one.
@@ -240,7 +265,15 @@ impl BlockEncoder {
             return;
         }
         let lengths: Vec<u64> = strings.iter().map(|string| string.len() as u64).collect();
-        self.column(0, &lengths, Prediction::Least);
+        self.parameters.clear();
+        self.columns.column(
+            &lengths,
+            &[Prediction::Least],
+            &mut Choice::default(),
+            &mut self.parameters,
+            &mut self.bodies,
+        );
+        self.entry(0, 0);
         let text: Vec<u8> = strings.iter().flat_map(|string| string.bytes()).collect();
         let before = self.bodies.len();
         self.parameters.clear();
@@ -249,13 +282,6 @@ impl BlockEncoder {
         let least_bytes = text.len().div_ceil(MAX_TEXT_PER_BYTE as usize);
         self.bodies.resize(self.bodies.len().max(least_bytes), 0);
         self.section(DefinitionKind::String as u16, strings.len(), first_id, (0, 0), 0, 2);
-    }
-
-    fn column(&mut self, index: usize, values: &[u64], prediction: Prediction<'_>) {
-        let before = self.bodies.len();
-        self.parameters.clear();
-        self.columns.column(values, prediction, &mut self.parameters, &mut self.bodies);
-        self.entry(index, before);
     }
 
     /// A column's entry: its number, the lengths of its parameters and body, and the parameters.
@@ -281,6 +307,30 @@ impl BlockEncoder {
         for value in [u64::from(table), rows as u64, first_id, zigzag(span.0), duration, processes, bytes] {
             put(&mut self.directory, value);
         }
+    }
+}
+
+/// The columns that every event has, and those that have a duration: see `event`.
+const START: usize = 0;
+const DURATION: usize = 1;
+
+impl BlockEncoder {
+    /// From the earliest start to the latest end. By columns: building each row for it would take as long as encoding.
+    fn span<E: Event>(&mut self, table: &E::Table) -> Option<(i64, i64)> {
+        debug_assert_eq!(E::COLUMNS[START].name, "start_ns");
+        let lasts = E::COLUMNS[DURATION].name == "duration_ns";
+        self.bits.resize_with(self.bits.len().max(E::COLUMNS.len()), Vec::new);
+        let [starts, durations] = &mut self.bits[..2] else { return None };
+        table.column_bits(START, 0..table.len(), starts);
+        let starts = starts.iter().map(|&bits| bits as i64);
+        let first = starts.clone().min()?;
+        let last = if lasts {
+            table.column_bits(DURATION, 0..table.len(), durations);
+            starts.zip(&*durations).map(|(start, &duration)| start.saturating_add_unsigned(duration)).max()?
+        } else {
+            starts.max()?
+        };
+        Some((first, last))
     }
 }
 
@@ -311,7 +361,7 @@ impl KindVisitor for EventSections<'_> {
     type Error = std::convert::Infallible;
     fn visit<E: Event>(&mut self) -> Result<(), Self::Error> {
         let table = E::table(self.events);
-        let Some(span) = table.rows().map(|row| (row.start_ns(), row.end_ns())).reduce(hull) else { return Ok(()) };
+        let Some(span) = self.encoder.span::<E>(table) else { return Ok(()) };
         self.encoder.table(table, 0, span, self.owners.mask(table));
         self.span = Some(self.span.map_or(span, |all| hull(all, span)));
         Ok(())
@@ -444,12 +494,13 @@ fn sections(mut directory: &[u8], has_processes: bool, payload: Range<u64>, rows
 /// Decodes sections. Buffers and zstd contexts are reused from one to the next.
 pub(crate) struct SectionDecoder {
     columns: Decoder,
-    bits: Vec<Vec<u64>>,
+    keys: Vec<u64>,
+    durations: Vec<u64>,
 }
 
 impl SectionDecoder {
     pub(crate) fn new() -> std::io::Result<SectionDecoder> {
-        Ok(SectionDecoder { columns: Decoder::new()?, bits: Vec::new() })
+        Ok(SectionDecoder { columns: Decoder::new()?, keys: Vec::new(), durations: Vec::new() })
     }
 
     /// The rows of a section; `None` if its bytes contradict themselves. Columns that are not wanted are 0.
@@ -459,48 +510,78 @@ impl SectionDecoder {
         payload: Payload<'_>,
         is_wanted: &dyn Fn(usize) -> bool,
     ) -> Option<T> {
+        let mut table = T::default();
+        self.table_into(section, payload, is_wanted, &mut table)?;
+        Some(table)
+    }
+
+    /// The same in the memory of another table.
+    pub(crate) fn table_into<T: Table>(
+        &mut self,
+        section: &SectionInfo,
+        payload: Payload<'_>,
+        is_wanted: &dyn Fn(usize) -> bool,
+        table: &mut T,
+    ) -> Option<()> {
         let rows = usize::try_from(section.rows).ok()?;
         let entries = entries(payload.section(section)?)?;
+        table.clear();
+        let whole = self.columns_into(&entries, rows, is_wanted, table);
+        if whole.is_none() {
+            // Columns of one length, or none.
+            table.clear();
+        }
+        whole
+    }
+
+    fn columns_into<T: Table>(
+        &mut self,
+        entries: &[(usize, Encoded<'_>)],
+        rows: usize,
+        is_wanted: &dyn Fn(usize) -> bool,
+        table: &mut T,
+    ) -> Option<()> {
         let known = T::Row::COLUMNS.len();
-        self.bits.resize_with(self.bits.len().max(known), Vec::new);
-        self.bits.iter_mut().for_each(Vec::clear);
+        let mut decoded = vec![false; known];
         let mut wanted: Vec<bool> = (0..known).map(is_wanted).collect();
-        for &(index, encoded) in entries.iter().filter(|(index, _)| *index < known) {
-            if let Some((stream, duration)) = encoded.needs().filter(|_| wanted[index]) {
-                for needed in [stream, duration] {
-                    *wanted.get_mut(usize::try_from(needed).ok()?)? = true;
-                }
-            }
-        }
-        // Those that need no other column first. A column newer than this version is left alone.
-        for pass_needs_others in [false, true] {
-            for &(index, encoded) in entries.iter().filter(|(index, _)| *index < known && wanted[*index]) {
-                if encoded.needs().is_some() != pass_needs_others {
-                    continue;
-                }
-                let mut out = std::mem::take(&mut self.bits[index]);
-                let needed = match encoded.needs() {
-                    None => None,
-                    Some((stream, duration)) => {
-                        let column = |index: u64| self.bits.get(usize::try_from(index).ok()?).map(Vec::as_slice);
-                        let (stream, duration) = (column(stream)?, column(duration)?);
-                        if stream.len() != rows || duration.len() != rows {
-                            return None;
-                        }
-                        Some((stream, duration))
+        // The needs of a column may have a need of their own: a stream's end has a duration, which has a key.
+        for _ in 0..2 {
+            for &(index, encoded) in entries.iter().filter(|(index, _)| *index < known) {
+                if wanted[index] {
+                    for needed in encoded.needs()?.columns().into_iter().flatten() {
+                        *wanted.get_mut(usize::try_from(needed).ok()?)? = true;
                     }
-                };
-                self.columns.column(encoded, rows, needed, &mut out)?;
-                self.bits[index] = out;
+                }
             }
         }
-        let mut table = T::default();
-        for (index, bits) in self.bits.iter_mut().enumerate().take(known) {
-            // An absent column is all zeros.
-            bits.resize(rows, 0);
-            table.set_column(index, bits);
+        // Those that need no other column first, then those that need a key, then those that need a duration. A column
+        // newer than this version is left alone.
+        for pass in 0..3 {
+            for &(index, encoded) in entries.iter().filter(|(index, _)| *index < known && wanted[*index]) {
+                let needs = encoded.needs()?;
+                let needed = match needs {
+                    Needs::Nothing if pass == 0 => Needed::default(),
+                    Needs::Key(key) if pass == 1 => {
+                        copy(key, rows, table, &decoded, &mut self.keys)?;
+                        Needed(&self.keys, &[])
+                    }
+                    Needs::StreamEnd { stream, duration } if pass == 2 => {
+                        copy(stream, rows, table, &decoded, &mut self.keys)?;
+                        copy(duration, rows, table, &decoded, &mut self.durations)?;
+                        Needed(&self.keys, &self.durations)
+                    }
+                    _ => continue,
+                };
+                let decoder = &mut self.columns;
+                table.write_column(index, Decode { decoder, encoded, rows, needed })??;
+                decoded[index] = true;
+            }
         }
-        Some(table)
+        // An absent column is all zeros.
+        for index in (0..known).filter(|&index| !decoded[index]) {
+            table.write_column(index, Zeros(rows));
+        }
+        Some(())
     }
 
     /// The strings of a section. What is no UTF-8 (only a damaged or foreign tape has it) is shown by U+FFFD.
@@ -508,8 +589,8 @@ impl SectionDecoder {
         let rows = usize::try_from(section.rows).ok()?;
         let entries = entries(payload.section(section)?)?;
         let &[(0, lengths), (1, text)] = entries.get(..2)? else { return None };
-        let mut bits = Vec::new();
-        self.columns.column(lengths, rows, None, &mut bits)?;
+        let mut bits = Vec::<u64>::new();
+        self.columns.column(lengths, rows, Needed::default(), &mut bits)?;
         let total = bits.iter().try_fold(0_u64, |sum, &length| sum.checked_add(length))?;
         let most = (section.range.end - section.range.start).saturating_mul(MAX_TEXT_PER_BYTE);
         if total > MAX_TEXT_BYTES.min(most) {
@@ -518,6 +599,35 @@ impl SectionDecoder {
         let text = self.columns.text(text, total as usize)?;
         let mut rest = &text[..];
         bits.iter().map(|&length| Some(String::from_utf8_lossy(take_bytes(&mut rest, length)?).into())).collect()
+    }
+}
+
+/// A copy of a column that another needs, if it is decoded.
+fn copy<T: Table>(column: u64, rows: usize, table: &T, decoded: &[bool], out: &mut Vec<u64>) -> Option<()> {
+    let column = usize::try_from(column).ok()?;
+    decoded.get(column).filter(|&&decoded| decoded)?;
+    table.column_bits(column, 0..rows, out);
+    Some(())
+}
+
+/// Whether a column is all zeros.
+struct AllZeros;
+
+impl ColumnReader for AllZeros {
+    type Out = bool;
+    fn read<T: Value>(self, values: &[T]) -> bool {
+        all_are(values, 0)
+    }
+}
+
+/// Makes a column zeros.
+struct Zeros(usize);
+
+impl ColumnWriter for Zeros {
+    type Out = ();
+    fn write<T: Value>(self, values: &mut Vec<T>) {
+        values.clear();
+        values.resize(self.0, T::from_bits(0));
     }
 }
 
@@ -540,4 +650,15 @@ fn entries(mut section: &[u8]) -> Option<Vec<(usize, Encoded<'_>)>> {
             Some((index, Encoded::new(parameters, take_bytes(&mut section, body_bytes)?)))
         })
         .collect()
+}
+
+/// What each column of a section takes.
+pub(crate) fn column_bytes<'a>(section: &SectionInfo, payload: Payload<'a>) -> Option<Vec<ColumnBytes<'a>>> {
+    let rows = usize::try_from(section.rows).ok()?;
+    let columns = entries(payload.section(section)?)?.into_iter();
+    let column = |(column, encoded): (usize, Encoded<'a>)| {
+        let (coding, frames) = encoded.frames()?;
+        Some(ColumnBytes { table: section.table, column, rows, bytes: 3 + encoded.bytes(), coding, frames })
+    };
+    columns.map(column).collect()
 }

@@ -21,7 +21,7 @@ tables! {
         /// When the call was entered.
         start_ns: i64 => P::Previous, R::Nothing;
         /// How long the call took.
-        duration_ns: u64 => P::Least, R::Nothing;
+        duration_ns: u64 => P::Key(5), R::Nothing;
         /// Joins the call with its device work within a process.
         correlation: u64 => P::Previous, R::Nothing;
         /// The calling thread.
@@ -45,7 +45,7 @@ tables! {
         /// When the call was entered.
         start_ns: i64 => P::Previous, R::Nothing;
         /// How long the call took.
-        duration_ns: u64 => P::Least, R::Nothing;
+        duration_ns: u64 => P::Key(5), R::Nothing;
         /// Joins the call with its device work within a process.
         correlation: u64 => P::Previous, R::Nothing;
         /// The calling thread.
@@ -69,7 +69,7 @@ tables! {
         /// When the call was entered.
         start_ns: i64 => P::Previous, R::Nothing;
         /// How long the call took.
-        duration_ns: u64 => P::Least, R::Nothing;
+        duration_ns: u64 => P::Key(5), R::Nothing;
         /// Joins the call with its device work within a process.
         correlation: u64 => P::Previous, R::Nothing;
         /// The calling thread.
@@ -89,7 +89,7 @@ tables! {
         /// When it began on the device (see `timing`).
         start_ns: i64 => STREAM_END_KERNEL, R::Nothing;
         /// How long it ran.
-        duration_ns: u64 => P::Least, R::Nothing;
+        duration_ns: u64 => P::Key(4), R::Nothing;
         /// The launch, or graph launch, that submitted it.
         correlation: u64 => P::Previous, R::Nothing;
         /// The stream it ran on.
@@ -111,7 +111,7 @@ tables! {
         /// When it began on the device (see `timing`).
         start_ns: i64 => STREAM_END_KERNEL, R::Nothing;
         /// How long it ran.
-        duration_ns: u64 => P::Least, R::Nothing;
+        duration_ns: u64 => P::Key(4), R::Nothing;
         /// The call that submitted it.
         correlation: u64 => P::Previous, R::Nothing;
         /// The stream it ran on.
@@ -143,7 +143,7 @@ tables! {
         /// When it began on the device (see `timing`).
         start_ns: i64 => STREAM_END_KERNEL, R::Nothing;
         /// How long it ran.
-        duration_ns: u64 => P::Least, R::Nothing;
+        duration_ns: u64 => P::Key(4), R::Nothing;
         /// The call that submitted it.
         correlation: u64 => P::Previous, R::Nothing;
         /// The stream it ran on.
@@ -171,7 +171,7 @@ tables! {
         /// When the call was entered.
         start_ns: i64 => P::Previous, R::Nothing;
         /// How long it waited.
-        duration_ns: u64 => P::Least, R::Nothing;
+        duration_ns: u64 => P::Key(9), R::Nothing;
         /// The call's id within its process.
         correlation: u64 => P::Previous, R::Nothing;
         /// The waiting thread.
@@ -199,7 +199,7 @@ tables! {
         /// When the call was entered.
         start_ns: i64 => P::Previous, R::Nothing;
         /// How long it took.
-        duration_ns: u64 => P::Least, R::Nothing;
+        duration_ns: u64 => P::Key(7), R::Nothing;
         /// The call's id within its process.
         correlation: u64 => P::Previous, R::Nothing;
         /// The calling thread.
@@ -223,7 +223,7 @@ tables! {
         /// When the call was entered.
         start_ns: i64 => P::Previous, R::Nothing;
         /// How long it took.
-        duration_ns: u64 => P::Least, R::Nothing;
+        duration_ns: u64 => P::Key(8), R::Nothing;
         /// The call's id within its process.
         correlation: u64 => P::Previous, R::Nothing;
         /// The calling thread.
@@ -249,7 +249,7 @@ tables! {
         /// When.
         start_ns: i64 => P::Previous, R::Nothing;
         /// How long the call took; 0 where a source records an instant.
-        duration_ns: u64 => P::Least, R::Nothing;
+        duration_ns: u64 => P::Key(10), R::Nothing;
         /// The asking thread.
         thread: u32 => P::Least, R::To(D::Thread);
         /// Where the memory is; 0 for host memory.
@@ -279,7 +279,7 @@ tables! {
         /// When.
         start_ns: i64 => P::Previous, R::Nothing;
         /// How long the call took; 0 where a source records an instant.
-        duration_ns: u64 => P::Least, R::Nothing;
+        duration_ns: u64 => P::Key(10), R::Nothing;
         /// The calling thread.
         thread: u32 => P::Least, R::To(D::Thread);
         /// Where the memory was; 0 for host memory.
@@ -309,7 +309,7 @@ tables! {
         /// When it began.
         start_ns: i64 => P::Previous, R::Nothing;
         /// How long it lasted.
-        duration_ns: u64 => P::Least, R::Nothing;
+        duration_ns: u64 => P::Key(3), R::Nothing;
         /// The thread.
         thread: u32 => P::Least, R::To(D::Thread);
         /// Name, file and kind.

@@ -19,6 +19,7 @@ pub mod header;
 pub mod memory;
 pub mod owners;
 mod part;
+mod predict;
 pub mod reader;
 mod replay;
 mod sealer;

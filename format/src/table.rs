@@ -53,6 +53,20 @@ pub enum Predictor {
         /// Index of the column whose value, added to this one, is the row's end.
         duration: usize,
     },
+    /// The mean of the rows before with the same key, for durations, which a kernel or a function repeats; or the
+    /// smallest value, where that is shorter. Names the column that holds the key.
+    Key(usize),
+}
+
+impl Predictor {
+    /// The columns that it looks at.
+    pub(crate) fn needs(self) -> [Option<usize>; 2] {
+        match self {
+            Predictor::Least | Predictor::Previous => [None, None],
+            Predictor::StreamEnd { stream, duration } => [Some(stream), Some(duration)],
+            Predictor::Key(key) => [Some(key), None],
+        }
+    }
 }
 
 /// What the numbers of a column refer to.
@@ -98,6 +112,22 @@ pub struct ColumnSpec {
     pub predictor: Predictor,
     /// What its numbers refer to.
     pub refers: Refers,
+}
+
+/// Looks at a column whose type is not known where it is named.
+pub trait ColumnReader {
+    /// What it finds.
+    type Out;
+    /// Called by [`Table::read_column`] with the column's values.
+    fn read<T: Value>(self, values: &[T]) -> Self::Out;
+}
+
+/// Changes a column whose type is not known where it is named.
+pub trait ColumnWriter {
+    /// What it tells.
+    type Out;
+    /// Called by [`Table::write_column`] with the column, whose length is to become that of the others.
+    fn write<T: Value>(self, values: &mut Vec<T>) -> Self::Out;
 }
 
 /// A value that a column can hold; converts to and from the tape's unsigned integers without loss.
@@ -179,8 +209,10 @@ pub trait Table: Default + Clone + Send + Sync + 'static {
     fn column_bits(&self, index: usize, rows: Range<usize>, out: &mut Vec<u64>);
     /// Removes all rows and keeps the memory for the next ones.
     fn clear(&mut self);
-    /// Replaces column `index`; `bits` has one value a row, of as many rows for each column. Unknown columns are ignored.
-    fn set_column(&mut self, index: usize, bits: &[u64]);
+    /// Shows column `index` to `reader`; `None` if there is none.
+    fn read_column<R: ColumnReader>(&self, index: usize, reader: R) -> Option<R::Out>;
+    /// Hands column `index` to `writer`; `None` if there is none. The caller sees to it that all columns get one length.
+    fn write_column<W: ColumnWriter>(&mut self, index: usize, writer: W) -> Option<W::Out>;
     /// Keeps the named rows, in the order named: row `i` of the result is row `order[i]` of this table.
     fn gather(&mut self, order: &[u32]);
 }
@@ -272,12 +304,15 @@ macro_rules! tables {
                 } )*
             }
             fn clear(&mut self) { $( self.$field.clear(); )* }
-            fn set_column(&mut self, index: usize, bits: &[u64]) {
+            fn read_column<R: $crate::table::ColumnReader>(&self, index: usize, reader: R) -> Option<R::Out> {
                 let mut column = 0..;
-                $( if column.next() == Some(index) {
-                    self.$field.clear();
-                    self.$field.extend(bits.iter().map(|&value| <$type as $crate::table::Value>::from_bits(value)));
-                } )*
+                $( if column.next() == Some(index) { return Some(reader.read(&self.$field)); } )*
+                None
+            }
+            fn write_column<W: $crate::table::ColumnWriter>(&mut self, index: usize, writer: W) -> Option<W::Out> {
+                let mut column = 0..;
+                $( if column.next() == Some(index) { return Some(writer.write(&mut self.$field)); } )*
+                None
             }
             fn gather(&mut self, order: &[u32]) {
                 $( self.$field = order.iter().map(|&row| self.$field[row as usize]).collect(); )*
