@@ -34,8 +34,6 @@ impl Owners {
         self.processes += new.processes.len();
     }
 
-    /// How many processes are defined.
-
     /// The process of each row of an event table: of the first of its columns that leads to one.
     pub fn of_rows<T: Table>(&self, table: &T) -> Vec<u32> {
         let mut owners = vec![0; table.len()];

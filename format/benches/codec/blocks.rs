@@ -15,7 +15,6 @@ pub(crate) struct Blocks {
     open: (Definitions, Events),
     open_rows: usize,
     block_rows: usize,
-    definitions: Definitions,
     index: Index,
 }
 
@@ -53,16 +52,16 @@ impl Sink for Blocks {
         }
         self.row();
         self.open.0.strings.push(string.into());
-        Ok(self.index.add_string(&mut self.definitions, string))
+        Ok(self.index.add_string(string))
     }
 
     fn define<T: Definition>(&mut self, row: T) -> Result<u32, Infallible> {
-        if let Some(id) = self.index.find(&self.definitions, &row) {
+        if let Some(id) = self.index.find(&row) {
             return Ok(id);
         }
         self.row();
         T::table_mut(&mut self.open.0).push(row);
-        Ok(self.index.add(&mut self.definitions, row))
+        Ok(self.index.add(row))
     }
 
     fn event<E: Event>(&mut self, row: E) -> Result<(), Infallible> {

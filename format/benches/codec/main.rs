@@ -223,14 +223,14 @@ fn column_name(table: u16, column: usize) -> String {
 }
 
 /// All rows of a block as a recorder holds them, for the cost of moving that many bytes.
-fn rows_as_bytes(block: &(Definitions, Events)) -> Vec<u8> {
-    struct Stage<'a>(&'a Events, Vec<u8>);
+fn rows_as_words(block: &(Definitions, Events)) -> Vec<u64> {
+    struct Stage<'a>(&'a Events, Vec<u64>);
     impl KindVisitor for Stage<'_> {
         type Error = std::convert::Infallible;
         fn visit<E: Event>(&mut self) -> Result<(), Self::Error> {
             for row in E::table(self.0).rows() {
                 let from = self.1.len();
-                self.1.resize(from + E::STAGED_BYTES, 0);
+                self.1.resize(from + E::STAGED_BYTES.div_ceil(8), 0);
                 row.stage(&mut self.1[from..]);
             }
             Ok(())
