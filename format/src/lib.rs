@@ -14,6 +14,7 @@ pub mod definition;
 pub mod error;
 pub mod event;
 pub mod header;
+pub mod layout;
 pub mod memory;
 pub mod reader;
 mod staging;
@@ -26,7 +27,7 @@ pub use definition::{Definition, Definitions};
 pub use error::{Damage, TapeError};
 pub use event::{Event, Events};
 pub use memory::Memory;
-pub use reader::{Contents, Tape, Wanted};
+pub use reader::{Contents, Part, Tape, Wanted};
 pub use table::{Row, Table};
 pub use writer::{Options, TapeWriter, Written};
 

@@ -139,7 +139,7 @@ impl Tape {
         let blocks: Vec<&BlockInfo> = self.blocks.iter().filter(|block| block.kind == BlockKind::Data).collect();
         // Some blocks at a time, so that no more than these are in memory twice.
         for blocks in at_once(&blocks) {
-            let parts: Vec<Part> = blocks
+            let parts: Vec<DecodedBlock> = blocks
                 .par_iter()
                 .map_init(SectionDecoder::new, |decoder, block| match decoder {
                     Ok(decoder) => Ok(read_block(decoder, block, &self.data, wanted)),
@@ -239,14 +239,14 @@ fn at_once<'a>(mut blocks: &'a [&'a BlockInfo]) -> impl Iterator<Item = &'a [&'a
 
 /// What one block holds.
 #[derive(Default)]
-struct Part {
+struct DecodedBlock {
     definitions: Definitions,
     events: Events,
     damage: Vec<Damage>,
 }
 
-fn read_block(decoder: &mut SectionDecoder, block: &BlockInfo, data: &Data, wanted: &Wanted) -> Part {
-    let mut part = Part::default();
+fn read_block(decoder: &mut SectionDecoder, block: &BlockInfo, data: &Data, wanted: &Wanted) -> DecodedBlock {
+    let mut part = DecodedBlock::default();
     let payload = match data.payload(block) {
         Ok(payload) => payload,
         Err(reason) => {
@@ -431,4 +431,87 @@ fn append_definitions(block: &BlockInfo, new: &mut Definitions, all: &mut Defini
         }
         fits
     })
+}
+
+/// What one block or one staging half holds.
+pub struct Part<'a> {
+    /// The block; `None` for a staging half.
+    pub block: Option<&'a BlockInfo>,
+    /// What is new in this part: the last rows of all tables so far.
+    pub definitions: Definitions,
+    /// Its events.
+    pub events: Events,
+    /// What of it cannot be read.
+    pub damage: Vec<Damage>,
+}
+
+impl Tape {
+    /// Decodes part by part, in order. `visit` gets all definitions so far, this part's included. Returns what no part
+    /// has: gaps and lost blocks.
+    pub fn scan<E>(
+        &self,
+        wanted: &Wanted,
+        mut visit: impl FnMut(&Definitions, Part<'_>) -> Result<(), E>,
+    ) -> Result<Vec<Damage>, E>
+    where
+        E: From<TapeError>,
+    {
+        let mut all = Definitions::default();
+        let lost_bytes = self.damage.iter().fold(0_u64, |sum, damage| sum.saturating_add(damage.bytes));
+        let mut lost_rows = lost_bytes.saturating_mul(MAX_ROWS_PER_BYTE);
+        let mut decoder = SectionDecoder::new().map_err(TapeError::from)?;
+        for block in self.blocks.iter().filter(|block| block.kind == BlockKind::Data) {
+            let DecodedBlock { mut definitions, mut events, mut damage } =
+                read_block(&mut decoder, block, &self.data, wanted);
+            let new = definitions.clone();
+            let fits = append_definitions(block, &mut definitions, &mut all, &mut lost_rows);
+            let mut definitions = new;
+            if !fits {
+                let reason = "a block's definitions do not follow those before";
+                damage = vec![Damage { reason, ..block_damage(block) }];
+                (definitions, events) = Default::default();
+            }
+            visit(&all, Part { block: Some(block), definitions, events, damage })?;
+        }
+        let mut next = next_sequence(&self.blocks);
+        let mut whole = !self.halves.is_empty();
+        for half in &self.halves {
+            let mut part = Part {
+                block: None,
+                definitions: Definitions::default(),
+                events: Events::default(),
+                damage: Vec::new(),
+            };
+            let mut damage = |reason| {
+                whole = false;
+                part.damage.push(Damage { offset: half.offset, bytes: half.bytes(), rows: None, reason });
+            };
+            if half.sequence != next {
+                damage("the block before this staged data is lost, and with it what the data refers to");
+            } else if self.header.is_suspect() {
+                damage("the host restarted before this staged data was sealed");
+            } else {
+                if !half.replay(&mut part.definitions, &mut part.events) {
+                    damage("staged data ends in a record that cannot be read");
+                }
+                half.replay(&mut all, &mut Events::default());
+                wanted.keep(&mut part.events);
+            }
+            next = if half.sequence == next { next.wrapping_add(1) } else { next };
+            visit(&all, part)?;
+        }
+        let mut damage = self.damage.clone();
+        if whole {
+            let end = self.blocks.last().map_or(self.header.blocks_offset(), |block| block.offset + block.bytes);
+            damage.retain(|damage| damage.offset < end);
+        }
+        Ok(damage)
+    }
+
+    /// The bytes of a block's payload, if they match their checksum.
+    pub(crate) fn payload_bytes(&self, block: &BlockInfo) -> Result<&[u8], &'static str> {
+        self.data.payload(block)?;
+        let range = block.payload();
+        Ok(&self.data.bytes()[range.start as usize..range.end as usize])
+    }
 }

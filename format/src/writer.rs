@@ -13,9 +13,9 @@ use memmap2::MmapOptions;
 
 use crate::Sink;
 use crate::block::{BlockEncoder, Defined};
-use crate::definition::{Definition, Definitions, Index};
+use crate::definition::{Definition, DefinitionVisitor, Definitions, Index, visit_definitions};
 use crate::error::TapeError;
-use crate::event::{Event, Events};
+use crate::event::{Event, Events, KindVisitor, visit_kinds};
 use crate::header::{ClockKind, FileHeader, MINOR};
 use crate::staging::Staging;
 use crate::table::{DefinitionKind, Table};
@@ -168,6 +168,42 @@ impl TapeWriter {
             encoder: BlockEncoder::new()?,
             block: Vec::new(),
         })
+    }
+
+    /// Writes definitions under the ids that they have (no interning), which follow those on the tape, and the events
+    /// as they are.
+    pub fn restore(&mut self, definitions: &Definitions, events: &Events) -> Result<(), TapeError> {
+        struct Restore<'a>(&'a mut TapeWriter, &'a Definitions, &'a Events);
+        impl DefinitionVisitor for Restore<'_> {
+            type Error = TapeError;
+            fn visit<T: Definition>(&mut self) -> Result<(), TapeError> {
+                T::table(self.1).rows().try_for_each(|row| {
+                    self.0.make_room(T::STAGED_BYTES)?;
+                    T::table_mut(&mut self.0.definitions).push(row);
+                    T::table_mut(&mut self.0.new_definitions).push(row);
+                    self.0.stage(T::KIND, T::STAGED_BYTES, |out| row.stage(out))
+                })
+            }
+        }
+        impl KindVisitor for Restore<'_> {
+            type Error = TapeError;
+            fn visit<E: Event>(&mut self) -> Result<(), TapeError> {
+                E::table(self.2).rows().try_for_each(|row| self.0.event(row))
+            }
+        }
+        for string in &definitions.strings {
+            if string.len() > MAX_STRING_BYTES {
+                return Err(TapeError::StringTooLong { bytes: string.len(), most: MAX_STRING_BYTES });
+            }
+            self.make_room(string.len())?;
+            self.definitions.strings.push(string.clone());
+            self.new_definitions.strings.push(string.clone());
+            self.open_text_bytes += string.len();
+            self.stage(DefinitionKind::String as u16, string.len(), |out| out.copy_from_slice(string.as_bytes()))?;
+        }
+        let mut restore = Restore(self, definitions, events);
+        visit_definitions(&mut restore)?;
+        visit_kinds(&mut restore)
     }
 
     /// Turns what is open into a block. Does nothing if there is nothing. After an error (a full disk) the rows are still
