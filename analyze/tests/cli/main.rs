@@ -5,9 +5,13 @@ mod compare;
 mod dump;
 mod everything;
 mod flamegraph;
+#[path = "../../../format/tests/hostile/forge.rs"]
+#[expect(dead_code, reason = "the tape's own tests use all of it")]
+mod forge;
 mod hostile;
 mod import;
 mod info;
 mod open;
 mod perfetto_writer;
 mod promises;
+mod verify;
