@@ -198,10 +198,12 @@ impl<'a> Check<'a> {
         let section = block.sections.iter().find(|section| section.range.start == damage.offset);
         let place = Place { table: section.map(|section| self.known.name(section.table)), ..self.place.clone() };
         self.unreadable(place, damage);
-        let lost = |section: &&SectionInfo| damage.offset == block.offset || section.range.start == damage.offset;
+        let is_lost = |section: &&SectionInfo| [block.offset, section.range.start].contains(&damage.offset);
         let mut definitions = 0_u64;
-        for section in block.sections.iter().filter(lost).filter(|section| self.known.has(section.table)) {
+        for section in block.sections.iter().filter(is_lost) {
             match section.table {
+                // Counted already.
+                table if !self.known.has(table) => {}
                 STRING.. => definitions += section.rows.saturating_sub(self.ids.new_of(section.table).lost_before),
                 table => {
                     let when = When::Span(section.first_ns, section.last_ns);
