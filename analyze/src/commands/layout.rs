@@ -11,7 +11,7 @@ pub(super) fn print(out: &mut impl Write, layout: &Layout, file_bytes: u64) -> i
     let (rows, bytes) = (layout.blocks.rows, layout.blocks.bytes);
     writeln!(
         out,
-        "{}, least, middle and largest: {}, {}, {} rows; {}, {}, {}",
+        "{}; rows: min {}, median {}, max {}; size: min {}, median {}, max {}",
         counted(layout.blocks.number as usize, "block"),
         HumanCount(rows.min),
         HumanCount(rows.median),
@@ -49,41 +49,34 @@ fn tables(layout: &Layout, file_bytes: u64) -> comfy_table::Table {
     text
 }
 
+/// The columns that take at least a thousandth of the file. The others are one line: a tape has hundreds of columns, and
+/// most say one value in a few bytes.
 fn columns(layout: &Layout, file_bytes: u64) -> comfy_table::Table {
     let mut text = text_table(["column", "coding", "bytes", "bits/row", "share"], &[0, 1]);
-    for TableLayout { table, rows, rest_bytes, columns, .. } in layout.events.iter().chain(&layout.definitions) {
-        let mut add = |column: &str, coding: &str, rows: u64, bytes: u64| {
-            let cells = [
-                format!("{table}{column}"),
-                coding.to_owned(),
-                HumanCount(bytes).to_string(),
-                per_row(8 * bytes, rows),
-                share(bytes, file_bytes),
-            ];
-            text.add_row(cells);
-        };
-        let (constant, other): (Vec<_>, Vec<_>) = columns.iter().partition(|column| is_constant(column));
-        for column in &other {
-            add(&format!(".{}", column.column), &codings(&column.codings), column.rows, column.bytes);
-        }
-        if !constant.is_empty() {
-            let bytes = constant.iter().map(|column| column.bytes).sum();
-            add(&format!(", {}", counted(constant.len(), "column")), "constant", *rows, bytes);
-        }
-        if *rest_bytes > 0 {
-            add(", the rest", "", *rows, *rest_bytes);
+    let (mut others, mut other_bytes) = (0, 0);
+    for TableLayout { table, rest_bytes, columns, .. } in layout.events.iter().chain(&layout.definitions) {
+        other_bytes += rest_bytes;
+        for ColumnLayout { column, codings, rows, bytes } in columns {
+            if *bytes < file_bytes.div_ceil(1000) {
+                (others, other_bytes) = (others + 1, other_bytes + bytes);
+                continue;
+            }
+            text.add_row([
+                format!("{table}.{column}"),
+                coding(codings),
+                HumanCount(*bytes).to_string(),
+                per_row(8 * bytes, *rows),
+                share(*bytes, file_bytes),
+            ]);
         }
     }
+    let (name, bytes) = (counted(others, "smaller column"), HumanCount(other_bytes).to_string());
+    text.add_row([name, String::new(), bytes, String::new(), share(other_bytes, file_bytes)]);
     text
 }
 
-/// Whether all blocks say the column's value once, which costs a few bytes each.
-fn is_constant(column: &ColumnLayout) -> bool {
-    column.codings.keys().all(|coding| coding == "constant")
-}
-
 /// The codings of a column, the most frequent first; in how many blocks where there are several.
-fn codings(codings: &BTreeMap<String, u64>) -> String {
+fn coding(codings: &BTreeMap<String, u64>) -> String {
     let mut codings: Vec<(&String, &u64)> = codings.iter().collect();
     codings.sort_by_key(|(_, blocks)| std::cmp::Reverse(**blocks));
     match codings[..] {

@@ -6,7 +6,6 @@ mod dump;
 mod everything;
 mod flamegraph;
 #[path = "../../../format/tests/hostile/forge.rs"]
-#[expect(dead_code, reason = "the tape's own tests use all of it")]
 mod forge;
 mod hostile;
 mod import;
