@@ -16,6 +16,7 @@ pub mod definition;
 pub mod error;
 pub mod event;
 pub mod header;
+pub mod layout;
 pub mod memory;
 pub mod owners;
 mod part;

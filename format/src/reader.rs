@@ -4,6 +4,7 @@
 //! before [`Tape::read`] or [`Tape::scan`], which decode block by block on all cores and skip blocks, sections and
 //! columns that are not asked for. What cannot be read is [`Damage`], and said; the rest is given.
 
+use std::borrow::Cow;
 use std::fs::File;
 use std::path::Path;
 
@@ -131,6 +132,13 @@ impl Tape {
     /// The tape's length.
     pub fn file_bytes(&self) -> u64 {
         self.source.length()
+    }
+
+    /// A block's payload, if it matches its checksum.
+    pub(crate) fn payload(&self, block: &BlockInfo) -> Result<Cow<'_, [u8]>, &'static str> {
+        let payload = self.source.range(block.payload()).map_err(|_| "the file cannot be read here")?;
+        block.check(&payload)?;
+        Ok(payload)
     }
 
     /// When the first event began, losses and clock pairs aside; `None` if there is none.

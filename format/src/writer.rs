@@ -257,8 +257,8 @@ impl TapeWriter {
         }
     }
 
-    /// Writes definitions under the ids that they have, and events as they are: the contents of another tape. The tape
-    /// must be empty so far; what is defined later follows.
+    /// Writes definitions without asking whether they are defined already, so that each gets the next id of its kind, and
+    /// events as they are. So the parts of another tape keep their ids, if nothing is defined otherwise in between.
     pub fn restore(&mut self, definitions: &Definitions, events: &Events) -> Result<(), TapeError> {
         struct Restore<'a>(&'a mut TapeWriter, &'a Definitions, &'a Events);
         impl DefinitionVisitor for Restore<'_> {

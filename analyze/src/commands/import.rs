@@ -1,17 +1,16 @@
 //! `analyze import`.
 
 use std::ffi::OsStr;
-use std::io::{self, IsTerminal, Write};
+use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result};
-use indicatif::{ProgressBar, ProgressStyle};
 use ktape_format::{Options, TapeWriter, Written};
 
 use super::counts::{write_counts, write_not_kept};
 use super::output::{self, Output};
-use super::{Outcome, write_json};
+use super::{Outcome, progress, write_json};
 use crate::human::{HumanBytes, HumanCount};
 use crate::import::kineto::{self, ImportError, Progress, Summary};
 
@@ -47,7 +46,7 @@ pub fn run(args: &Args) -> Result<Outcome> {
     let name = || format!("cannot write {}", output.display());
     let options = Options::batch(concat!("ktape analyze ", env!("CARGO_PKG_VERSION")));
     let mut tape = TapeWriter::new(file.file().try_clone().with_context(name)?, &options).with_context(name)?;
-    let bar = progress_bar();
+    let bar = progress::bar("reading");
     let outcome = kineto::import(&args.source, &mut tape, |Progress { done_bytes, total_bytes }| {
         bar.set_length(total_bytes);
         bar.set_position(done_bytes);
@@ -78,14 +77,6 @@ fn default_output(source: &Path) -> PathBuf {
     }
     plain.add_extension("ktape");
     plain
-}
-
-fn progress_bar() -> ProgressBar {
-    if !io::stderr().is_terminal() {
-        return ProgressBar::hidden();
-    }
-    let style = ProgressStyle::with_template("reading {wide_bar} {bytes} of {total_bytes}");
-    ProgressBar::no_length().with_style(style.expect("the template is right"))
 }
 
 fn print_json(summary: &Summary, output: &Path, written: &Written) -> io::Result<()> {

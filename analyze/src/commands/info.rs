@@ -7,9 +7,10 @@ use anyhow::Result;
 use serde::Serialize;
 
 use super::counts::write_not_kept;
-use super::load::{Loaded, Losses, load};
-use super::{Outcome, note_losses, write_json};
+use super::load::{Loaded, Losses, load, open_tape};
+use super::{Outcome, layout, note_losses, write_json};
 use crate::human::{HumanBytes, HumanCount, counted, duration, share, text_table};
+use crate::layout::Layout;
 use crate::timeline::Selection;
 use crate::timeline::names::printable;
 use crate::timeline::summary::{KernelSummary, Summary};
@@ -21,6 +22,7 @@ Examples:
   analyze info run.ktape                          events, devices, streams
   analyze info run.ktape --kernels | head -40     the kernels with the most time
   analyze info run.ktape --from 1s --to 2s        the same of a part
+  analyze info run.ktape --layout                 and where the file's bytes go, table by table and column by column
 
 Busy is the time in which at least one kernel, copy or memset ran: what overlaps counts once.")]
 pub struct Args {
@@ -30,6 +32,9 @@ pub struct Args {
     /// List every kernel with its calls and its total time, longest first
     #[arg(long)]
     kernels: bool,
+    /// Say what each table, column and other part of the tape takes of the whole file
+    #[arg(long)]
+    layout: bool,
     /// Print one JSON object instead of text
     #[arg(long)]
     json: bool,
@@ -51,10 +56,13 @@ struct Info<'a> {
     summary: &'a Summary,
     #[serde(skip_serializing_if = "Option::is_none")]
     kernels: Option<Vec<KernelSummary>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    layout: Option<Layout>,
 }
 
 /// Runs `analyze info`.
 pub fn run(args: &Args) -> Result<Outcome> {
+    let tape = args.layout.then(|| open_tape(&args.trace)).transpose()?;
     let loaded = load(&args.trace, &args.selection)?;
     let summary = loaded.timeline.summary();
     let events: usize = summary.events.values().sum();
@@ -67,6 +75,7 @@ pub fn run(args: &Args) -> Result<Outcome> {
         staged_rows: loaded.staged_rows,
         summary: &summary,
         kernels: args.kernels.then(|| loaded.timeline.kernel_summaries()),
+        layout: tape.map(|tape| Layout::new(&tape, &loaded.timeline.definitions.strings)),
     };
     let mut out = std::io::stdout().lock();
     if args.json {
@@ -152,6 +161,9 @@ fn print(out: &mut impl Write, loaded: &Loaded, info: &Info<'_>) -> Result<()> {
             ]);
         }
         writeln!(out, "{}", table.trim_fmt())?;
+    }
+    if let Some(layout) = &info.layout {
+        layout::print(out, layout, info.file_bytes)?;
     }
     Ok(write_not_kept(out, "", &summary.not_kept)?)
 }

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, Result, bail};
 use ktape_format::event::{Api, GraphLaunch, Launch};
-use ktape_format::{Damage, Events, Memory, Owners, Row as _, Tape, Wanted, header};
+use ktape_format::{Damage, Events, Memory, Owners, Row as _, Table as _, Tape, Wanted, header};
 use serde::Serialize;
 
 use super::Outcome;
@@ -37,7 +37,9 @@ pub struct Loaded {
 impl Loaded {
     /// How a command over this trace ends well.
     pub fn outcome(&self) -> Outcome {
-        if self.lost > 0 || !self.damage.is_empty() { Outcome::Losses } else { Outcome::Done }
+        // A loss whose number is not known counts as 0.
+        let losses = self.lost > 0 || !self.timeline.events.loss.is_empty() || !self.damage.is_empty();
+        if losses { Outcome::Losses } else { Outcome::Done }
     }
 
     /// What answers in JSON say of losses.
@@ -57,6 +59,24 @@ pub struct Losses {
 
 /// Opens `path` and keeps what `selection` asks for.
 pub fn load(path: &Path, selection: &Selection) -> Result<Loaded> {
+    if is_tape(path)? {
+        load_tape(path, selection).with_context(|| path.display().to_string())
+    } else {
+        load_foreign(path, selection)
+    }
+}
+
+/// Opens a tape as a file, for what a trace of another tool does not have.
+pub fn open_tape(path: &Path) -> Result<Tape> {
+    let name = || path.display().to_string();
+    if !is_tape(path)? && std::fs::metadata(path).with_context(name)?.len() > 0 {
+        bail!("{}: is not a tape; `analyze import` makes one of a PyTorch trace", path.display());
+    }
+    Tape::open(path).with_context(name)
+}
+
+/// Whether a file begins as a tape does. What is no file is refused.
+fn is_tape(path: &Path) -> Result<bool> {
     let name = || path.display().to_string();
     let mut magic = Vec::new();
     // What the user named may be read more than once: first to learn what it is.
@@ -67,7 +87,7 @@ pub fn load(path: &Path, selection: &Selection) -> Result<Loaded> {
     }
     let limit = header::MAGIC.len() as u64;
     File::open(path).and_then(|file| file.take(limit).read_to_end(&mut magic)).with_context(name)?;
-    if magic == header::MAGIC { load_tape(path, selection).with_context(name) } else { load_foreign(path, selection) }
+    Ok(magic == header::MAGIC)
 }
 
 /// A trace of another tool is imported into memory. Its importer's errors name the file.

@@ -6,10 +6,13 @@ pub mod dump;
 pub mod flamegraph;
 pub mod import;
 pub mod info;
+mod layout;
 pub mod load;
 pub mod open;
 pub mod output;
 pub mod perfetto;
+pub mod progress;
+pub mod verify;
 
 use std::io::{self, Write};
 use std::process::ExitCode;
@@ -39,6 +42,7 @@ Examples:
   analyze perfetto run.ktape -o run.pftrace       for ui.perfetto.dev (or: analyze open run.ktape)
   analyze flamegraph run.ktape -o run.svg         exact GPU time by stack
   analyze compare run.ktape --hz 100              what a 100 Hz profiler would have said
+  analyze verify run.ktape                        is every byte of it as it was written?
 
 Exit codes: 0 done, 1 the input is bad or something failed, 2 the command line is wrong, 3 done, but events were lost.";
 
@@ -58,6 +62,8 @@ enum Command {
     Flamegraph(flamegraph::Args),
     /// Holds simulated sampling profilers against the exact record
     Compare(compare::Args),
+    /// Checks every part of a tape, and keeps what is sound of a damaged one
+    Verify(verify::Args),
 }
 
 /// How a command ended well.
@@ -67,6 +73,8 @@ pub enum Outcome {
     Done,
     /// Done, but events were lost before or while it ran; the report says which.
     Losses,
+    /// The answer that was asked for is that the input is bad.
+    Damaged,
 }
 
 /// Says what was lost, as the first thing of every report. Says nothing if nothing was.
@@ -81,7 +89,10 @@ pub fn note_losses(out: &mut impl Write, loaded: &load::Loaded) -> io::Result<()
     for row in losses.rows().take(MOST_LINES) {
         let cause = loaded.timeline.definitions.string(row.cause);
         let after_s = (row.start_ns.saturating_sub(loaded.first_ns)) as f64 / 1e9;
-        writeln!(out, "  {} at {after_s:.6} s: {cause}", row.count)?;
+        match row.count {
+            0 => writeln!(out, "  a number not known at {after_s:.6} s: {cause}")?,
+            count => writeln!(out, "  {count} at {after_s:.6} s: {cause}")?,
+        }
     }
     if let Some(more) = more(losses.len()) {
         writeln!(out, "  and {more} more losses: `analyze dump --kind loss` lists them")?;
@@ -108,6 +119,7 @@ pub fn main() -> ExitCode {
     match run(cli.command) {
         Ok(Outcome::Done) => ExitCode::SUCCESS,
         Ok(Outcome::Losses) => ExitCode::from(3),
+        Ok(Outcome::Damaged) => ExitCode::FAILURE,
         Err(error) if is_broken_pipe(&error) => ExitCode::SUCCESS,
         Err(error) => {
             // A file's errors carry its name; without one it was standard output.
@@ -134,6 +146,7 @@ fn run(command: Command) -> Result<Outcome> {
         Command::Open(args) => open::run(&args),
         Command::Flamegraph(args) => flamegraph::run(&args),
         Command::Compare(args) => compare::run(&args),
+        Command::Verify(args) => verify::run(&args),
     }
 }
 

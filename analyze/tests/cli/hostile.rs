@@ -34,6 +34,7 @@ fn writers(tape: &str) -> Vec<Vec<String>> {
         vec!["flamegraph", tape, "--folded", "-o"],
         vec!["flamegraph", tape, "--speedscope"],
         vec!["compare", tape, "--svg"],
+        vec!["verify", tape, "--repair", "-o"],
     ]
     .map(|command| command.into_iter().map(str::to_owned).collect())
     .to_vec()

@@ -48,6 +48,81 @@ fn figures_of_a_trace() {
     assert_eq!(calls, kernels as u64);
 }
 
+/// All numbers of `keys` in a JSON value, added up.
+fn sum(value: &Value, key: &str) -> u64 {
+    value.as_array().unwrap().iter().map(|row| row[key].as_u64().unwrap()).sum()
+}
+
+fn layout_bytes(layout: &Value) -> u64 {
+    let fixed: u64 = layout["fixed"].as_object().unwrap().values().map(|bytes| bytes.as_u64().unwrap()).sum();
+    for tables in ["events", "definitions"] {
+        for table in layout[tables].as_array().unwrap() {
+            let columns = sum(&table["columns"], "bytes") + table["rest_bytes"].as_u64().unwrap();
+            assert_eq!(table["bytes"], columns, "columns add up to their table: {table}");
+        }
+    }
+    fixed + sum(&layout["events"], "bytes") + sum(&layout["definitions"], "bytes")
+}
+
+#[test]
+fn all_bytes_of_the_layout_add_up_to_the_file() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("loop.ktape");
+    tape(&path, |writer| writer.seal().unwrap());
+    let whole = std::fs::read(&path).unwrap();
+    let live = dir.path().join("live.ktape");
+    let options = Options { staged: true, half_bytes: 1 << 20, ..Options::batch("test") };
+    let mut writer = TapeWriter::create(&live, &options).unwrap();
+    decode_loop(&mut writer, &DecodeLoop { steps: STEPS, context: 64, seed: 3 }).unwrap();
+    let live = std::fs::read(&live).unwrap();
+    let golden = std::fs::read(concat!(env!("CARGO_MANIFEST_DIR"), "/../fixtures/tapes/v1.0.ktape")).unwrap();
+    let mut damaged = whole.clone();
+    damaged[600] ^= 1;
+    let mut torn = whole.clone();
+    torn.truncate(whole.len() - 150);
+    let unpadded = whole[..whole.len() - 65].to_vec();
+    for (what, bytes) in [
+        ("whole", whole),
+        ("live", live),
+        ("golden", golden),
+        ("damaged", damaged),
+        ("torn", torn),
+        ("no padding", unpadded),
+    ] {
+        std::fs::write(&path, &bytes).unwrap();
+        let (json, _) = info(&path, &["--layout"]);
+        assert_eq!(layout_bytes(&json["layout"]), bytes.len() as u64, "{what}: {}", json["layout"]);
+    }
+}
+
+#[test]
+fn the_layout_says_what_each_table_and_column_takes() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("loop.ktape");
+    tape(&path, |_| {});
+    let (json, code) = info(&path, &["--layout"]);
+    assert_eq!(code, Some(0));
+    let layout = &json["layout"];
+    let kernel = layout["events"].as_array().unwrap().iter().find(|table| table["table"] == "kernel").unwrap();
+    assert_eq!(kernel["rows"], json["events"]["kernel"]);
+    let columns = kernel["columns"].as_array().unwrap();
+    let start = columns.iter().find(|column| column["column"] == "start_ns").unwrap();
+    assert_eq!(start["rows"], kernel["rows"]);
+    assert!(columns.is_sorted_by_key(|column| std::cmp::Reverse(column["bytes"].as_u64())));
+    let strings = &layout["strings"];
+    assert!(strings["text_bytes"].as_u64() > strings["bytes"].as_u64(), "{strings}");
+    assert_eq!(layout["fixed"]["file_header_bytes"], 512);
+    let text = analyze(["info", path.to_str().unwrap(), "--layout"]);
+    let text = String::from_utf8(text.stdout).unwrap();
+    for expected in ["kernel.start_ns", "file header", "string.text", "text, zstd"] {
+        assert!(text.contains(expected), "{expected}:\n{text}");
+    }
+    assert!(text.lines().all(|line| line.chars().count() <= 120), "{text}");
+    let foreign = analyze(["info", concat!(env!("CARGO_MANIFEST_DIR"), "/../fixtures/kineto/modern.json"), "--layout"]);
+    let error = String::from_utf8(foreign.stderr).unwrap();
+    assert!(foreign.status.code() == Some(1) && error.contains("is not a tape"), "{error}");
+}
+
 #[test]
 fn a_part_of_a_trace() {
     let dir = tempfile::tempdir().unwrap();

@@ -1,10 +1,14 @@
 //! `analyze` from its user's side, one module a command. One binary, so that it is linked once.
 
+#[path = "../../../format/tests/hostile/checksums.rs"]
+mod checksums;
 mod common;
 mod compare;
 mod dump;
 mod everything;
 mod flamegraph;
+#[path = "../../../format/tests/hostile/forge.rs"]
+mod forge;
 mod hostile;
 mod import;
 mod info;
@@ -12,3 +16,4 @@ mod open;
 mod perfetto_writer;
 mod promises;
 mod second_reader;
+mod verify;

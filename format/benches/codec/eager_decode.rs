@@ -63,17 +63,16 @@ impl Random {
 /// The device's tick in nanoseconds.
 const TICK_NS: i64 = 32;
 
-/// Writes at least `events` of them.
-pub(crate) fn eager_decode<S: Sink>(sink: &mut S, events: usize) -> Result<(), S::Error> {
-    let mut run = Run::new(sink)?;
-    for step in 0..events.div_ceil(STEP_EVENTS) {
-        run.step(step)?;
+/// Writes at least `events` of them, of so many processes side by side, each with a device of its own.
+pub(crate) fn eager_decode<S: Sink>(sink: &mut S, events: usize, processes: u32) -> Result<(), S::Error> {
+    let mut runs = (0..processes).map(|process| Run::new(sink, process)).collect::<Result<Vec<_>, _>>()?;
+    for step in 0..events.div_ceil(STEP_EVENTS * runs.len()) {
+        runs.iter_mut().try_for_each(|run| run.step(sink, step))?;
     }
     Ok(())
 }
 
-struct Run<'a, S: Sink> {
-    sink: &'a mut S,
+struct Run {
     random: Random,
     host_ns: i64,
     /// The device's clock in ticks: when the last kernel ended.
@@ -87,11 +86,12 @@ struct Run<'a, S: Sink> {
     allocated_bytes: u64,
 }
 
-impl<'a, S: Sink> Run<'a, S> {
-    fn new(sink: &'a mut S) -> Result<Self, S::Error> {
-        let process = sink.define(Process { pid: 4711, ..Process::default() })?;
-        let thread = sink.define(Thread { process, tid: 4711 })?;
-        let device = sink.define(Device { process, index: 0, vendor: vendor::NVIDIA, uuid: 0 })?;
+impl Run {
+    fn new<S: Sink>(sink: &mut S, index: u32) -> Result<Self, S::Error> {
+        let pid = 4711 + i64::from(index);
+        let process = sink.define(Process { pid, ..Process::default() })?;
+        let thread = sink.define(Thread { process, tid: pid })?;
+        let device = sink.define(Device { process, index, vendor: vendor::NVIDIA, uuid: 0 })?;
         let context = sink.define(Context { process, device, native: 1 })?;
         let stream = sink.define(Stream { context, native: 7, ..Stream::default() })?;
         let mut functions = [0; 3];
@@ -100,8 +100,7 @@ impl<'a, S: Sink> Run<'a, S> {
             *id = sink.define(Function { name, domain: api_domain::RUNTIME, callback_id: 0 })?;
         }
         let mut run = Run {
-            sink,
-            random: Random(1),
+            random: Random(1 + u64::from(index)),
             host_ns: 1_770_000_000_000_000_000,
             device_ticks: 0,
             correlation: 1000,
@@ -112,35 +111,35 @@ impl<'a, S: Sink> Run<'a, S> {
             root: 0,
             allocated_bytes: 14 << 30,
         };
-        run.root = run.stack(0, "Model.forward")?;
+        run.root = run.stack(sink, 0, "Model.forward")?;
         Ok(run)
     }
 
-    fn stack(&mut self, parent: u32, name: &str) -> Result<u32, S::Error> {
-        let name = self.sink.string(name)?;
-        let frame = self.sink.define(Frame { kind: frame_kind::PYTHON, name, file: 0, line: 0 })?;
-        self.sink.define(Stack { parent, frame, line: 0 })
+    fn stack<S: Sink>(&mut self, sink: &mut S, parent: u32, name: &str) -> Result<u32, S::Error> {
+        let name = sink.string(name)?;
+        let frame = sink.define(Frame { kind: frame_kind::PYTHON, name, file: 0, line: 0 })?;
+        sink.define(Stack { parent, frame, line: 0 })
     }
 
-    fn step(&mut self, step: usize) -> Result<(), S::Error> {
-        self.copy(copy_kind::HTOD, 64)?;
+    fn step<S: Sink>(&mut self, sink: &mut S, step: usize) -> Result<(), S::Error> {
+        self.copy(sink, copy_kind::HTOD, 64)?;
         for layer in 0..LAYERS {
             for (index, (grid, ns)) in LAYER.into_iter().enumerate() {
                 // Attention reads the cache, in parts of 64 tokens.
                 let (grid, ns) =
                     if index == 5 { (grid + (step / 64) as u32, ns + (step % 4096) as f64 / 4.0) } else { (grid, ns) };
-                self.kernel(&format!("layer kernel {index}"), grid, ns)?;
+                self.kernel(sink, &format!("layer kernel {index}"), grid, ns)?;
             }
             if layer % 5 == 0 && layer / 5 < ALLOCATIONS - 1 {
-                self.allocation(1 << (14 + layer / 5))?;
+                self.allocation(sink, 1 << (14 + layer / 5))?;
             }
         }
         for (index, (grid, ns)) in TAIL.into_iter().enumerate() {
-            self.kernel(&format!("last kernel {index}"), grid, ns)?;
+            self.kernel(sink, &format!("last kernel {index}"), grid, ns)?;
         }
-        self.allocation(512)?;
-        self.copy(copy_kind::DTOH, 8)?;
-        self.synchronize()
+        self.allocation(sink, 512)?;
+        self.copy(sink, copy_kind::DTOH, 8)?;
+        self.synchronize(sink)
     }
 
     fn pass(&mut self) {
@@ -148,22 +147,22 @@ impl<'a, S: Sink> Run<'a, S> {
         self.host_ns += self.random.log_normal(6000.0, 0.16) + heavy as i64;
     }
 
-    fn kernel(&mut self, name: &str, grid: u32, ns: f64) -> Result<(), S::Error> {
+    fn kernel<S: Sink>(&mut self, sink: &mut S, name: &str, grid: u32, ns: f64) -> Result<(), S::Error> {
         self.pass();
-        let string = self.sink.string(name)?;
-        let kernel = self.sink.define(KernelName { name: string, module: 0 })?;
+        let string = sink.string(name)?;
+        let kernel = sink.define(KernelName { name: string, module: 0 })?;
         let block = Shape { block_x: 128, block_y: 1, block_z: 1, grid_y: 1, grid_z: 1, ..Shape::default() };
-        let shape = self.sink.define(Shape { kernel, grid_x: grid, registers: 64, ..block })?;
-        let stack = self.stack(self.root, name)?;
+        let shape = sink.define(Shape { kernel, grid_x: grid, registers: 64, ..block })?;
+        let stack = self.stack(sink, self.root, name)?;
         self.correlation += 1;
         let (start_ns, duration_ns) = (self.host_ns, self.random.log_normal(3700.0, 0.10) as u64);
         let (correlation, thread, stream, function) = (self.correlation, self.thread, self.stream, self.functions[0]);
         let launch =
             Launch { start_ns, duration_ns, correlation, thread, stream, shape, stack, function, ..Launch::default() };
-        self.sink.event(launch)?;
+        sink.event(launch)?;
         let (start_ns, duration_ns) = self.on_device(start_ns, ns);
         let timing = timing::MEASURED;
-        self.sink.event(Kernel { start_ns, duration_ns, correlation, stream, shape, timing, ..Kernel::default() })
+        sink.event(Kernel { start_ns, duration_ns, correlation, stream, shape, timing, ..Kernel::default() })
     }
 
     /// When the device runs what was launched at `launch_ns`.
@@ -177,18 +176,18 @@ impl<'a, S: Sink> Run<'a, S> {
         (start_ns, (ticks * TICK_NS + blur(&mut self.random)) as u64)
     }
 
-    fn copy(&mut self, kind: u8, bytes: u64) -> Result<(), S::Error> {
+    fn copy<S: Sink>(&mut self, sink: &mut S, kind: u8, bytes: u64) -> Result<(), S::Error> {
         self.pass();
         self.correlation += 1;
         let (start_ns, duration_ns) = (self.host_ns, self.random.log_normal(4200.0, 0.10) as u64);
         let (correlation, thread, function, stack) = (self.correlation, self.thread, self.functions[1], self.root);
-        self.sink.event(Api { start_ns, duration_ns, correlation, thread, stack, function, ..Api::default() })?;
+        sink.event(Api { start_ns, duration_ns, correlation, thread, stack, function, ..Api::default() })?;
         let (start_ns, duration_ns) = self.on_device(start_ns, 1400.0);
         let (stream, timing) = (self.stream, timing::MEASURED);
-        self.sink.event(Memcpy { start_ns, duration_ns, correlation, stream, bytes, kind, timing, ..Memcpy::default() })
+        sink.event(Memcpy { start_ns, duration_ns, correlation, stream, bytes, kind, timing, ..Memcpy::default() })
     }
 
-    fn synchronize(&mut self) -> Result<(), S::Error> {
+    fn synchronize<S: Sink>(&mut self, sink: &mut S) -> Result<(), S::Error> {
         self.pass();
         self.correlation += 1;
         let end_ns = self.host_ns.max(self.device_ticks * TICK_NS) + self.random.log_normal(2000.0, 0.2);
@@ -198,21 +197,21 @@ impl<'a, S: Sink> Run<'a, S> {
         self.host_ns = end_ns;
         let call =
             Sync { start_ns, duration_ns, correlation, thread, stream, function, stack, kind, ..Sync::default() };
-        self.sink.event(call)
+        sink.event(call)
     }
 
-    fn allocation(&mut self, bytes: u64) -> Result<(), S::Error> {
+    fn allocation<S: Sink>(&mut self, sink: &mut S, bytes: u64) -> Result<(), S::Error> {
         let (thread, device, stream, stack) = (self.thread, self.device, self.stream, self.root);
         let (address, reserved_bytes) = (0x7f00_0000_0000 + (self.random.bits() % 64) * 2_097_152, 16 << 30);
         self.allocated_bytes += bytes;
         let (start_ns, allocated_bytes) = (self.host_ns + 300, self.allocated_bytes);
         let (allocator, none) = (allocator::CACHING, Alloc::default());
         let alloc = Alloc { start_ns, thread, device, stream, address, bytes, allocator, stack, ..none };
-        self.sink.event(Alloc { allocated_bytes, reserved_bytes, ..alloc })?;
+        sink.event(Alloc { allocated_bytes, reserved_bytes, ..alloc })?;
         self.pass();
         self.allocated_bytes -= bytes;
         let (start_ns, allocated_bytes, none) = (self.host_ns, self.allocated_bytes, Free::default());
         let free = Free { start_ns, thread, device, stream, address, bytes, allocator, stack, ..none };
-        self.sink.event(Free { allocated_bytes, reserved_bytes, ..free })
+        sink.event(Free { allocated_bytes, reserved_bytes, ..free })
     }
 }

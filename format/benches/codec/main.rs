@@ -43,7 +43,7 @@ fn main() -> Result<(), Error> {
     let mut out = std::io::stdout().lock();
     if events > 0 {
         let mut sink = Blocks::new(rows);
-        let Ok(()) = eager_decode::eager_decode(&mut sink, events);
+        let Ok(()) = eager_decode::eager_decode(&mut sink, events, 1);
         measure("synthetic decode", &sink.finish(), rounds)?.print(&mut out)?;
     }
     let (mut bytes, mut events) = (0, 0);
