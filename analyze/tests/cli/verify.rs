@@ -417,7 +417,7 @@ fn a_newer_tape_is_checked_and_not_repaired() {
     let path = folder.file("newer.ktape", &tape);
     assert_eq!(verify(&path).1, Some(0));
     let said = text(&["verify", path.to_str().unwrap(), "--repair", "-o", folder.path("x").to_str().unwrap()]);
-    assert!(said.contains("format 1.7") && said.contains("update ktape"), "{said}");
+    assert!(said.contains("format 2.7") && said.contains("update ktape"), "{said}");
     assert!(!folder.path("x").exists());
 }
 
