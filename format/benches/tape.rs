@@ -101,7 +101,11 @@ fn staging(path: &Path) -> Result<(), Box<dyn std::error::Error>> {
     say("  limit: store its 64 bytes to memory", &best_and_median(stored));
     say("  for scale: read the clock once", &best_and_median(clock));
     let written = writer.finish()?;
-    assert_eq!(written.events, (ROUNDS as u64 + 2) * HALF_EVENTS, "an event was lost: the figure would be of less work");
+    assert_eq!(
+        written.events,
+        (ROUNDS as u64 + 2) * HALF_EVENTS,
+        "an event was lost: the figure would be of less work"
+    );
     Ok(())
 }
 

@@ -3,7 +3,7 @@
 //! Writers note in each section which processes have rows in it, so that who asks for one process need not even read
 //! the others' blocks.
 
-use crate::definition::{Context, CounterName, Definitions, Stream, Thread};
+use crate::definition::Definitions;
 use crate::table::{DefinitionKind, Refers, Row as _, Table};
 
 /// The process (its id; 0 for none) of each thread, context, stream and counter, by id − 1.
@@ -20,18 +20,30 @@ impl Owners {
     /// The owners of all that is defined.
     pub fn of(definitions: &Definitions) -> Owners {
         let mut owners = Owners::default();
-        owners.add(definitions);
+        owners.update(definitions);
         owners
+    }
+
+    /// Takes in what has been defined since: `all` begins with what is known already.
+    pub fn update(&mut self, all: &Definitions) {
+        let known = [self.threads.len(), self.contexts.len(), self.streams.len(), self.counters.len()];
+        self.add_rows(all, known);
+        self.processes = all.processes.len();
     }
 
     /// Takes in further definitions, which follow those so far.
     pub(crate) fn add(&mut self, new: &Definitions) {
-        self.threads.extend(new.threads.rows().map(|Thread { process, .. }| process));
-        self.contexts.extend(new.contexts.rows().map(|Context { process, .. }| process));
-        let contexts = &self.contexts;
-        self.streams.extend(new.streams.rows().map(|Stream { context, .. }| at(contexts, context)));
-        self.counters.extend(new.counters.rows().map(|CounterName { process, .. }| process));
+        self.add_rows(new, [0; 4]);
         self.processes += new.processes.len();
+    }
+
+    /// Takes in the threads, contexts, streams and counters from these rows on.
+    fn add_rows(&mut self, from: &Definitions, [threads, contexts, streams, counters]: [usize; 4]) {
+        self.threads.extend((threads..from.threads.len()).map(|row| from.threads.row(row).process));
+        self.contexts.extend((contexts..from.contexts.len()).map(|row| from.contexts.row(row).process));
+        let owners = &self.contexts;
+        self.streams.extend((streams..from.streams.len()).map(|row| at(owners, from.streams.row(row).context)));
+        self.counters.extend((counters..from.counters.len()).map(|row| from.counters.row(row).process));
     }
 
     /// The process of each row of an event table: of the first of its columns that leads to one.
@@ -56,15 +68,21 @@ impl Owners {
         owners
     }
 
-    /// The processes that have rows in a table, as a section's directory entry says it: bit *(id − 1) mod 64* for each.
-    /// 0 says nothing, as where the tape has one process only.
+    /// The processes that have rows in a table: bit *(id − 1) mod 64* for each.
+    pub fn seen_in<T: Table>(&self, table: &T) -> u64 {
+        self.of_rows(table).into_iter().fold(0, |mask, owner| mask | mask_of(owner))
+    }
+
+    /// The same as a section's directory entry says it: 0 says nothing, as where the tape has one process only.
     pub(crate) fn mask<T: Table>(&self, table: &T) -> u64 {
-        if self.processes < 2 {
-            return 0;
+        match self.processes {
+            0 | 1 => 0,
+            _ => match self.seen_in(table) {
+                // None of these rows has a process: whoever asks for one does not want them.
+                0 => NOBODY,
+                mask => mask,
+            },
         }
-        let mask = self.of_rows(table).into_iter().fold(0, |mask, owner| mask | mask_of(owner));
-        // None of these rows has a process: whoever asks for one does not want them.
-        if mask == 0 { NOBODY } else { mask }
     }
 }
 
@@ -83,7 +101,7 @@ fn at(owners: &[u32], id: u32) -> u32 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::definition::Process;
+    use crate::definition::{Context, Process, Stream, Thread};
     use crate::event::{Kernel, Launch, Loss};
     use crate::{Memory, Sink};
 

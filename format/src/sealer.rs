@@ -18,7 +18,7 @@ use crate::definition::Definitions;
 use crate::event::Events;
 use crate::owners::Owners;
 use crate::replay::replay;
-use crate::staging::{Halves, take_record};
+use crate::staging::{Halves, take_own_record};
 
 /// How often the thread looks up when nothing comes: what is open longer than this is due to be sealed.
 pub(crate) const TICK: Duration = Duration::from_secs(1);
@@ -156,7 +156,7 @@ impl State {
     fn seal(&mut self, mut records: &[u8]) -> std::io::Result<()> {
         self.definitions.clear();
         self.events.clear();
-        let records = std::iter::from_fn(|| take_record(&mut records));
+        let records = std::iter::from_fn(|| take_own_record(&mut records));
         let whole = replay(records, &mut self.definitions, &mut self.events);
         debug_assert!(whole, "the writer stages whole rows");
         let mut owners = self.owners.clone();

@@ -141,18 +141,22 @@ impl OpenHalf {
         self.used + record_bytes <= self.capacity
     }
 
-    /// Stores a row's record and commits it. It must fit.
+    /// Stores a row's record and commits it, if it fits; returns whether it did.
     #[inline]
-    pub(crate) fn row<R: Row>(&mut self, row: &R) {
-        assert!(self.fits(record_bytes(R::STAGED_BYTES)));
-        // SAFETY: within the half, by the line above; every record is a multiple of 8 bytes, so it is aligned.
+    pub(crate) fn row<R: Row>(&mut self, row: &R) -> bool {
+        let bytes = const { record_bytes(R::STAGED_BYTES) };
+        if !self.fits(bytes) {
+            return false;
+        }
+        // SAFETY: within the half, by the lines above; every record is a multiple of 8 bytes, so it is aligned.
         let words = unsafe {
             let record = self.records.add(self.used).cast::<u64>();
-            std::slice::from_raw_parts_mut(record, record_bytes(R::STAGED_BYTES) / 8)
+            std::slice::from_raw_parts_mut(record, bytes / 8)
         };
         let fold = row.stage(&mut words[1..]);
         words[0] = record_head(R::STAGED_BYTES, R::KIND, fold).to_le();
-        self.commit(record_bytes(R::STAGED_BYTES));
+        self.commit(bytes);
+        true
     }
 
     /// Stores a record that has its head already and commits it. It must fit.
@@ -234,17 +238,29 @@ fn fold_of(words: &[u8]) -> u64 {
     words.enumerate().fold(0, |fold, (index, word)| fold_in(fold, index, word))
 }
 
-/// Takes the first record off `records`, as table and contents; `None` if it is cut off or does not match its check.
-pub(crate) fn take_record<'a>(records: &mut &'a [u8]) -> Option<(u16, &'a [u8])> {
+/// Takes the first record off `records`, as table and contents; `None` if it is cut off. Its check is not looked at: for
+/// who has stored the records itself.
+pub(crate) fn take_own_record<'a>(records: &mut &'a [u8]) -> Option<(u16, &'a [u8])> {
     let (head, rest) = records.split_first_chunk::<RECORD_HEADER_BYTES>()?;
     let head = u64::from_le_bytes(*head);
-    let (bytes, table) = (head as u32 as usize, (head >> 32) as u16);
+    let bytes = head as u32 as usize;
     let (padded, rest) = rest.split_at_checked(bytes.checked_next_multiple_of(8)?)?;
-    if record_head(bytes, table, fold_of(padded)) != head || padded[bytes..].iter().any(|&byte| byte != 0) {
+    *records = rest;
+    Some(((head >> 32) as u16, &padded[..bytes]))
+}
+
+/// The same of a stranger's records; `None` also if the record does not match its check.
+pub(crate) fn take_record<'a>(records: &mut &'a [u8]) -> Option<(u16, &'a [u8])> {
+    let mut rest = *records;
+    let (table, contents) = take_own_record(&mut rest)?;
+    let record = &records[..record_bytes(contents.len())];
+    let (head, padded) = record.split_first_chunk::<RECORD_HEADER_BYTES>()?;
+    let is_intact = record_head(contents.len(), table, fold_of(padded)).to_le_bytes() == *head;
+    if !is_intact || padded[contents.len()..].iter().any(|&byte| byte != 0) {
         return None;
     }
     *records = rest;
-    Some((table, &padded[..bytes]))
+    Some((table, contents))
 }
 
 /// What came while no half was free: told as one loss row as soon as one is.

@@ -226,6 +226,8 @@ macro_rules! tables {
         }
     )*) => {$(
         $(#[$meta])*
+        // In memory as on the tape, so that staging a row copies its words.
+        #[repr(C)]
         #[derive(Clone, Copy, Debug, Default, PartialEq)]
         pub struct $row { $( $(#[$field_meta])* pub $field: $type, )* }
 

@@ -302,10 +302,8 @@ impl TapeWriter {
     /// Fails where the definition could only wait and its writer is one that can be told to try again: then it has no
     /// id yet.
     fn make_room_for_definition(&mut self, bytes: usize) -> Result<(), TapeError> {
-        if !self.has_room(bytes) {
-            self.make_room(bytes)?;
-        }
-        Ok(())
+        let has_room = self.open.as_ref().is_some_and(|open| open.fits(bytes)) && !self.due.load(Ordering::Relaxed);
+        if has_room { Ok(()) } else { self.make_room(bytes) }
     }
 
     fn stage_definition(&mut self, record: Vec<u8>) -> Result<(), TapeError> {
@@ -325,15 +323,8 @@ impl TapeWriter {
         Ok(())
     }
 
-    #[inline]
-    fn has_room(&self, bytes: usize) -> bool {
-        self.open.as_ref().is_some_and(|open| open.fits(bytes)) && !self.due.load(Ordering::Relaxed)
-    }
-
-    /// Hands the open half over and opens the other, if a record of `bytes` does not fit or the half is due. Returns
-    /// whether there is room now.
-    #[cold]
-    fn make_room(&mut self, bytes: usize) -> Result<bool, TapeError> {
+    /// Hands the open half over and opens the other, if a record of `bytes` does not fit or the half is due.
+    fn make_room(&mut self, bytes: usize) -> Result<(), TapeError> {
         self.take_done();
         // Never so that there is no half to go on with.
         let due = self.due.swap(false, Ordering::Relaxed) && self.free[1 - self.last];
@@ -346,7 +337,7 @@ impl TapeWriter {
                 self.try_open();
             }
         }
-        Ok(self.open.as_ref().is_some_and(|open| open.fits(bytes)))
+        Ok(())
     }
 
     /// Gives the open half to the sealer, if it has a record.
@@ -511,12 +502,22 @@ impl Sink for TapeWriter {
 
     #[inline]
     fn event<E: Event>(&mut self, row: E) -> Result<(), TapeError> {
-        let bytes = record_bytes(E::STAGED_BYTES);
-        if (self.has_room(bytes) || self.make_room(bytes)?)
+        if !self.due.load(Ordering::Relaxed)
             && let Some(open) = &mut self.open
+            && open.row(&row)
         {
-            open.row(&row);
-        } else {
+            return Ok(());
+        }
+        self.event_without_room(row)
+    }
+}
+
+impl TapeWriter {
+    /// An event for which another half must be opened first, or that is lost.
+    #[cold]
+    fn event_without_room<E: Event>(&mut self, row: E) -> Result<(), TapeError> {
+        self.make_room(record_bytes(E::STAGED_BYTES))?;
+        if !self.open.as_mut().is_some_and(|open| open.row(&row)) {
             self.lost.count(&row);
             self.halves.set_lost(self.last, self.lost.events);
         }

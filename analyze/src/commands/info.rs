@@ -52,6 +52,7 @@ struct Info<'a> {
     losses: Losses,
     closed: bool,
     staged_rows: u64,
+    tail_in_memory: bool,
     #[serde(flatten)]
     summary: &'a Summary,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -73,6 +74,7 @@ pub fn run(args: &Args) -> Result<Outcome> {
         losses: loaded.losses(),
         closed: loaded.closed,
         staged_rows: loaded.staged_rows,
+        tail_in_memory: loaded.tail_in_memory,
         summary: &summary,
         kernels: args.kernels.then(|| loaded.timeline.kernel_summaries()),
         layout: tape.map(|tape| Layout::new(&tape, &loaded.timeline.definitions.strings)),
@@ -96,7 +98,14 @@ fn print(out: &mut impl Write, loaded: &Loaded, info: &Info<'_>) -> Result<()> {
         HumanBytes(info.file_bytes),
         info.bytes_per_event,
         duration(summary.duration_ns as f64),
-        if info.closed { "" } else { " (not closed: still being written, or its writer was killed)" },
+        match (info.closed, info.tail_in_memory) {
+            (true, _) => "",
+            (false, false) => " (not closed: still being written, or its writer was killed)",
+            (false, true) => {
+                " (not closed: still being written, or its writer was killed; what was in no block yet is missing, as \
+                 the filesystem has no shared mappings)"
+            }
+        },
     )?;
     for process in &summary.processes {
         // PyTorch writes the cost of its profiler as threads of a process -1, and the importer the device work of a

@@ -30,6 +30,8 @@ pub struct Loaded {
     pub damage: Vec<Damage>,
     /// How many rows came from the tail that the writer had not sealed; 0 for a tape that was closed.
     pub staged_rows: u64,
+    /// Whether the open tail was only in its writer's memory, so that it may be missing if the tape was not closed.
+    pub tail_in_memory: bool,
     /// Whether the writer finished the file.
     pub closed: bool,
 }
@@ -118,6 +120,7 @@ fn load_foreign(path: &Path, selection: &Selection) -> Result<Loaded> {
         lost: 0,
         damage: Vec::new(),
         staged_rows: 0,
+        tail_in_memory: false,
         closed: true,
     })
 }
@@ -145,6 +148,7 @@ fn load_tape(path: &Path, selection: &Selection) -> Result<Loaded> {
         lost: lost.saturating_add(damaged),
         damage: contents.damage,
         staged_rows: contents.staged_rows,
+        tail_in_memory: tape.header().tail == header::TailKind::Memory,
         closed: tape.is_closed(),
     })
 }

@@ -11,7 +11,7 @@ use ktape_format::block::{BlockInfo, BlockKind, SectionInfo};
 use ktape_format::definition::{Definition, DefinitionVisitor, visit_definitions};
 use ktape_format::event::{Event, KindVisitor, visit_kinds};
 use ktape_format::table::{DefinitionKind, Refers};
-use ktape_format::{Damage, Definitions, Events, Part, Row, Table, Tape};
+use ktape_format::{Damage, Definitions, Events, Owners, Part, Row, Table, Tape};
 
 use super::finding::{Finding, Kind, Place, Tally};
 use super::ids::{AllIds, Found, NewIds};
@@ -35,6 +35,7 @@ pub(super) struct Check<'a> {
     end: u64,
     place: Place,
     bits: Vec<u64>,
+    owners: Owners,
     pub(super) definitions: u64,
     pub(super) events: u64,
     pub(super) staged_rows: u64,
@@ -54,6 +55,7 @@ impl<'a> Check<'a> {
             end: tape.header().blocks_offset(),
             place: Place::default(),
             bits: Vec::new(),
+            owners: Owners::default(),
             definitions: 0,
             events: 0,
             staged_rows: 0,
@@ -78,6 +80,7 @@ impl<'a> Check<'a> {
         } else {
             self.staged_rows += rows.0 + rows.1;
         }
+        self.owners.update(all);
         let Ok(()) = visit_definitions(&mut Define { ids: &mut self.ids, all, new: &part.definitions });
         self.ids.define(STRING, all.strings.len(), part.definitions.strings.len());
         for damage in &part.damage {
@@ -437,6 +440,14 @@ impl KindVisitor for Rows<'_, '_, '_> {
                     "its directory says {} rows from {} to {} ns, there are {} from {} to {} ns",
                     told.0, told.1, told.2, are.0, are.1, are.2
                 );
+                let place = Place { table: Some(E::NAME.to_owned()), ..self.check.place.clone() };
+                self.check.findings.push(Finding { kind: Kind::Directory, place, what });
+            }
+        }
+        if let Some(section) = section.filter(|section| section.processes != 0) {
+            let missing = self.check.owners.seen_in(table) & !section.processes;
+            if missing != 0 {
+                let what = format!("its directory leaves out processes that have rows here (mask {missing:#x})");
                 let place = Place { table: Some(E::NAME.to_owned()), ..self.check.place.clone() };
                 self.check.findings.push(Finding { kind: Kind::Directory, place, what });
             }

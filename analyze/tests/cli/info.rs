@@ -4,7 +4,7 @@ use std::path::Path;
 
 use crate::common::analyze;
 use ktape_fixtures::decode_loop::{DecodeLoop, KERNELS_OUTSIDE, KERNELS_PER_LAYER, LAYERS, decode_loop};
-use ktape_format::event::Loss;
+use ktape_format::event::{Launch, Loss};
 use ktape_format::{Options, Sink, TapeWriter};
 use serde_json::Value;
 
@@ -22,6 +22,21 @@ fn info(path: &Path, options: &[&str]) -> (Value, Option<i32>) {
     let json = serde_json::from_slice(&output.stdout)
         .unwrap_or_else(|_| panic!("no JSON, but {}", String::from_utf8_lossy(&output.stderr)));
     (json, output.status.code())
+}
+
+/// A recorder on a filesystem without shared mappings: whoever looks at what it left must know what may be missing.
+#[test]
+fn a_tail_that_is_only_in_memory_is_said() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("unmapped.ktape");
+    let file = std::fs::OpenOptions::new().write(true).create(true).truncate(false).open(&path).unwrap();
+    let mut writer = TapeWriter::new(file, &Options { staged: true, ..Options::batch("test") }).unwrap();
+    writer.event(Launch::default()).unwrap();
+    writer.seal().unwrap();
+    let said = analyze(["info", path.to_str().unwrap()]);
+    assert!(String::from_utf8_lossy(&said.stdout).contains("no shared mappings"), "{said:?}");
+    let (info, _) = info(&path, &[]);
+    assert_eq!((&info["closed"], &info["tail_in_memory"]), (&false.into(), &true.into()));
 }
 
 #[test]
