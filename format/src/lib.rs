@@ -28,6 +28,7 @@ mod source;
 mod staging;
 pub mod table;
 mod tail;
+mod transpose;
 mod varint;
 mod walk;
 pub mod wanted;

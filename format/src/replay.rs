@@ -1,4 +1,5 @@
-//! Staged records back into rows: what the sealer does with a full half, and a reader with what was not sealed.
+//! Staged records back into rows: what a reader does with what was not sealed. They are a stranger's, and may be of
+//! another version; the sealer's own way is `transpose`.
 
 use std::sync::LazyLock;
 

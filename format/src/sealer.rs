@@ -17,8 +17,8 @@ use crate::block::{BlockEncoder, Defined};
 use crate::definition::Definitions;
 use crate::event::Events;
 use crate::owners::Owners;
-use crate::replay::replay;
-use crate::staging::{Halves, take_own_record};
+use crate::staging::Halves;
+use crate::transpose::Transpose;
 
 /// How often the thread looks up when nothing comes: what is open longer than this is due to be sealed.
 pub(crate) const TICK: Duration = Duration::from_secs(1);
@@ -83,6 +83,7 @@ struct State {
     unsynced: bool,
     defined: Defined,
     owners: Owners,
+    transpose: Transpose,
     definitions: Definitions,
     events: Events,
     block: Vec<u8>,
@@ -101,6 +102,7 @@ impl Sealer {
             unsynced: false,
             defined: Defined::default(),
             owners: Owners::default(),
+            transpose: Transpose::default(),
             definitions: Definitions::default(),
             events: Events::default(),
             block: Vec::new(),
@@ -153,12 +155,10 @@ impl State {
     }
 
     /// Appends `records` as one block. After an error nothing has changed but what lies behind the last block.
-    fn seal(&mut self, mut records: &[u8]) -> std::io::Result<()> {
+    fn seal(&mut self, records: &[u8]) -> std::io::Result<()> {
         self.definitions.clear();
         self.events.clear();
-        let records = std::iter::from_fn(|| take_own_record(&mut records));
-        let whole = replay(records, &mut self.definitions, &mut self.events);
-        debug_assert!(whole, "the writer stages whole rows");
+        self.transpose.records(records, &mut self.definitions, &mut self.events);
         let mut owners = self.owners.clone();
         owners.add(&self.definitions);
         self.sealer.encoder.data(

@@ -39,7 +39,9 @@ fn child_whose_disk_is_full_for_a_while() {
         contents
     };
     let mut writer = TapeWriter::create(path, &losing(16_384)).unwrap();
-    limit(Some(std::fs::metadata(path).unwrap().len() + 1));
+    let bytes = || std::fs::metadata(path).unwrap().len();
+    let full = bytes() + 1;
+    limit(Some(full));
     let mut recorded = 0_u64;
     let mut record = |writer: &mut TapeWriter, events: u64| {
         for _ in 0..events {
@@ -52,12 +54,17 @@ fn child_whose_disk_is_full_for_a_while() {
     for _ in 0..5 {
         let recorded = record(&mut writer, 300);
         all_told(path, recorded);
+        // Until the sealer has met with the limit.
+        while bytes() < full {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        std::thread::sleep(Duration::from_millis(20));
     }
     let while_full = all_told(path, 1500);
     assert!(lost(&while_full) > 1000, "two halves of 16 KiB are full");
     // With room again it goes on, and tells when what was lost, and why.
     limit(maximum);
-    let deadline = Instant::now() + Duration::from_secs(20);
+    let deadline = Instant::now() + Duration::from_secs(60);
     let mut recorded = record(&mut writer, 1);
     while read(path).events.loss.cause.first().is_none_or(|&cause| cause == 0) {
         assert!(Instant::now() < deadline, "the tape was not written again");
