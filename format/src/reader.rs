@@ -13,12 +13,12 @@ use rayon::prelude::*;
 use crate::block::{BlockInfo, BlockKind, MAX_ROWS_PER_BYTE, SectionDecoder};
 use crate::definition::Definitions;
 use crate::error::{Damage, TapeError};
-use crate::event::{ClockPair, Events, Loss};
+use crate::event::{ClockPair, Event, Events, KindVisitor, Loss, visit_kinds};
 use crate::header::{FileHeader, HEADER_BYTES};
 use crate::owners::Owners;
 use crate::part::{Decoded, append_definitions, block_damage, decode};
 use crate::source::Source;
-use crate::table::{DefinitionKind, Row as _, Table};
+use crate::table::{ColumnWriter, DefinitionKind, Row as _, Table, Value};
 use crate::tail::{Half, halves};
 use crate::walk::{Walk, next_sequence};
 use crate::wanted::Wanted;
@@ -165,6 +165,9 @@ impl Tape {
     /// Decodes what is wanted, on all cores. The result does not depend on their number.
     pub fn read(&self, wanted: &Wanted) -> Result<Contents, TapeError> {
         let mut contents = Contents::default();
+        if !wanted.some_rows() {
+            let Ok(()) = visit_kinds(&mut Reserve { blocks: self.blocks(), events: &mut contents.events });
+        }
         let mut damage = Vec::new();
         let (definitions, lost) = self.parts(wanted, |_, mut part| {
             if part.block.is_none() {
@@ -270,6 +273,33 @@ impl Tape {
             let end = self.blocks().last().map_or(self.header.blocks_offset(), |block| block.offset + block.bytes);
             damage.retain(|damage| damage.offset < end);
         }
+        Ok(())
+    }
+}
+
+/// Makes room for all rows of the blocks at once, as growing copies them again and again. What a tape only claims to
+/// have takes no memory, as it is never touched; where there is not so much, the rows that come will say so.
+struct Reserve<'a> {
+    blocks: &'a [BlockInfo],
+    events: &'a mut Events,
+}
+
+impl KindVisitor for Reserve<'_> {
+    type Error = std::convert::Infallible;
+    fn visit<E: Event>(&mut self) -> Result<(), Self::Error> {
+        struct Room(usize);
+        impl ColumnWriter for Room {
+            type Out = ();
+            fn write<T: Value>(self, values: &mut Vec<T>) {
+                let _ = values.try_reserve_exact(self.0);
+            }
+        }
+        let rows = self.blocks.iter().filter_map(|block| block.section(E::KIND)).map(|section| section.rows as usize);
+        let rows = rows.fold(0, usize::saturating_add);
+        let table = E::table_mut(self.events);
+        (0..E::COLUMNS.len()).for_each(|column| {
+            table.write_column(column, Room(rows));
+        });
         Ok(())
     }
 }

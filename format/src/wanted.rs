@@ -50,8 +50,8 @@ impl Wanted {
         }
     }
 
-    /// Whether some rows are not wanted.
-    fn some_rows(&self) -> bool {
+    /// Whether only some rows are wanted.
+    pub(crate) fn some_rows(&self) -> bool {
         self.some_times() || !self.kinds.is_empty() || !self.processes.is_empty()
     }
 
