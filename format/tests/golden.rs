@@ -48,7 +48,7 @@ fn ticking<S: Sink>(sink: &mut S) -> Result<(), S::Error> {
         random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         (random >> 33) % limit
     };
-    let mut blurred = |least: u64, most: u64| 32 * (least + below(most - least)) - 1 + below(3);
+    let blurred = |ticks: u64, blur: u64| 32 * ticks - 1 + blur;
     let mut shapes = Vec::new();
     for grid_x in 1..=5 {
         shapes.push(sink.define(Shape { grid_x, block_x: 128, ..Shape::default() })?);
@@ -58,15 +58,15 @@ fn ticking<S: Sink>(sink: &mut S) -> Result<(), S::Error> {
         let process = sink.define(Process { pid, ..Process::default() })?;
         let thread = sink.define(Thread { process, tid: pid })?;
         let context = sink.define(Context { process, native: 1, ..Context::default() })?;
-        streams.push((thread, sink.define(Stream { context, native: 7, ..Stream::default() })?, 1_000_000_000_u64));
+        streams.push((thread, sink.define(Stream { context, native: 7, ..Stream::default() })?, 30_000_000));
     }
     for number in 0..300 {
         // A process has every third kernel, the other one the rest.
         let (thread, stream, end) = &mut streams[usize::from(number % 3 == 0)];
         let shape = number as usize * 7 % 11 % shapes.len();
-        let start_ns = *end + blurred(40, 48);
-        let duration_ns = blurred(200 << shape, (200 << shape) + 5);
-        *end = start_ns + duration_ns;
+        let (start, ticks) = (*end + 40 + below(200), (400 << shape) + below(200));
+        *end = start + ticks;
+        let (start_ns, duration_ns) = (blurred(start, below(3)), blurred(ticks, below(3)));
         let start_ns = start_ns as i64;
         let (thread, stream, shape) = (*thread, *stream, shapes[shape]);
         let launch =
