@@ -11,6 +11,7 @@ use libfuzzer_sys::fuzz_target;
 fuzz_target!(|bytes: &[u8]| {
     let mut tape = bytes.to_vec();
     checksums::seal_front(&mut tape);
+    checksums::seal_staging(&mut tape);
     for at in (512..tape.len()).step_by(ALIGNMENT as usize).filter(|&at| bytes[at..].starts_with(&MAGIC)) {
         checksums::seal_block(&mut tape[at..]);
     }
