@@ -502,8 +502,8 @@ fn damaged_tapes_read_the_same() {
         let staged: Vec<usize> = heads.flat_map(|at| [512 + at, 512 + half + at]).collect();
         // Without the last block its rows are in its half, and those of the other half follow them.
         let cut = &whole[..*blocks.last().unwrap() as usize];
-        let all = places.iter().chain(&staged).map(|&place| (place, &whole[..]));
-        for (place, whole) in all.chain(staged.iter().map(|&place| (place, cut))) {
+        let cases = places.iter().map(|&place| (place, &whole[..])).chain(staged.iter().map(|&place| (place, cut)));
+        for (place, whole) in cases {
             let mut bytes = whole.to_vec();
             bytes[place] ^= 1 << (random.next_u64() % 8);
             std::fs::write(&path, &bytes).unwrap();

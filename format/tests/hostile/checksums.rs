@@ -57,7 +57,8 @@ fn seal_half(half: &mut [u8]) {
         }
     }
     let committed = u32::from_le_bytes(head[16..20].try_into().unwrap()) as usize;
-    records = &mut records[..committed.min(records.len() / 8 * 8)];
+    let room = records.len();
+    records = &mut records[..committed.min(room)];
     while let Some(head) = records.first_chunk::<4>() {
         let bytes = u32::from_le_bytes(*head) as usize;
         let padded = bytes.checked_next_multiple_of(8).and_then(|bytes| bytes.checked_add(8));
