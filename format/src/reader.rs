@@ -112,8 +112,9 @@ impl Tape {
         let next = next_sequence(blocks);
         // What the newest half says of losses counts, sealed or not, until a later one has taken it over.
         let newest = halves.iter().rfind(|half| half.sound);
-        let newest = newest.filter(|half| half.sequence.wrapping_add(1) >= next && !closed);
-        self.lost = newest.filter(|half| half.lost > 0).map(|half| Loss { count: half.lost, ..Loss::default() });
+        let newest = newest.filter(|half| half.lost > 0 && half.sequence.wrapping_add(1) >= next && !closed);
+        let newest = newest.filter(|_| !self.header.is_suspect());
+        self.lost = newest.map(|half| Loss { count: half.lost, ..Loss::default() });
         halves.retain(|half| !closed && half.sequence >= next);
         self.halves = halves;
         Ok(())
@@ -248,15 +249,15 @@ impl Tape {
             if !half.sound {
                 lost("a staging half's head is damaged");
             } else if half.sequence != next {
-                lost("the block before this staged data is lost, and with it what the data refers to");
+                lost("what came before this staged data is lost, and with it what the data refers to");
             } else if self.header.is_suspect() {
                 next = next.wrapping_add(1);
                 lost("the host restarted before this staged data was sealed");
-            } else {
+            } else if half.replay(&mut records.0, &mut records.1) {
                 next = next.wrapping_add(1);
-                if !half.replay(&mut records.0, &mut records.1) {
-                    lost("staged data ends in a record that cannot be read");
-                }
+            } else {
+                // How many definitions it had is not known, so the next half's ids are not either.
+                lost("staged data ends in a record that cannot be read");
             }
             (part.definitions, part.events) = records;
             all.append(&mut part.definitions.clone());

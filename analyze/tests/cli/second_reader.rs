@@ -2,18 +2,20 @@
 //! which shares no code. Every row of every table must be the same to the last bit, every definition at the same id, and what
 //! one cannot read the other must not read either.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, Stdio};
 
 use ktape_fixtures::decode_loop::{DecodeLoop, decode_loop};
 use ktape_fixtures::random::Random;
 use ktape_fixtures::service::service;
-use ktape_format::definition::{Definition, DefinitionVisitor, visit_definitions};
-use ktape_format::event::{Event, KindVisitor, visit_kinds};
-use ktape_format::header::ClockKind;
+use ktape_format::definition::{
+    Context, CounterName, Definition, DefinitionVisitor, Process, Stream, Thread, visit_definitions,
+};
+use ktape_format::event::{Counter, Event, Kernel, KindVisitor, Launch, Mark, visit_kinds};
+use ktape_format::header::{ClockKind, TailKind};
 use ktape_format::table::{Scalar, Table};
-use ktape_format::{Contents, Options, Row, Tape, TapeError, TapeWriter, Wanted, WhenFull};
+use ktape_format::{Contents, Options, Row, Sink, Tape, TapeError, TapeWriter, Wanted, WhenFull};
 use serde_json::value::RawValue;
 use serde_json::{Value, json};
 
@@ -51,7 +53,15 @@ struct Second {
     /// By table; the key is the id of a definition, and the place of an event.
     rows: BTreeMap<String, BTreeMap<u64, Columns>>,
     next_id: BTreeMap<String, u64>,
+    processes: Processes,
     damage: Vec<u64>,
+}
+
+/// Sections whose directory says which processes have rows in them, and those of them where others have.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Deserialize)]
+struct Processes {
+    checked: usize,
+    wrong: usize,
 }
 
 /// One of its lines, which has only some of these.
@@ -62,6 +72,7 @@ struct Line {
     row: Option<Columns>,
     header: Option<Value>,
     next_id: Option<BTreeMap<String, u64>>,
+    processes: Option<Processes>,
     offset: Option<u64>,
 }
 
@@ -86,6 +97,7 @@ fn second(path: &Path) -> Option<Second> {
         }
         second.header = line.header.unwrap_or(second.header);
         second.next_id = line.next_id.unwrap_or(second.next_id);
+        second.processes = line.processes.unwrap_or(second.processes);
         second.damage.extend(line.offset);
     }
     Some(second)
@@ -186,7 +198,15 @@ fn read_twice(path: &Path) -> Option<Contents> {
     };
     let contents = tape.read(&Wanted::default()).unwrap();
     let header = tape.header();
+    // Format 1 does not say where the tail is.
+    let tail = match header.tail {
+        TailKind::Mapped if header.major > 1 => 1,
+        TailKind::Memory if header.major > 1 => 2,
+        _ => 0,
+    };
     let expected = json!({
+        "major": header.major,
+        "tail": tail,
         "minor": header.minor,
         "created_unix_ns": header.created_unix_ns,
         "clock": header.clock as u8,
@@ -198,6 +218,11 @@ fn read_twice(path: &Path) -> Option<Contents> {
     });
     assert_eq!(second.header, expected, "{}", path.display());
     assert_eq!(second.damage.is_empty(), contents.damage.is_empty(), "{}: {:?}", path.display(), contents.damage);
+    if contents.damage.is_empty() {
+        let sections = tape.blocks().iter().flat_map(|block| &block.sections);
+        let checked = sections.filter(|section| section.processes != 0).count();
+        assert_eq!(second.processes, Processes { checked, wrong: 0 }, "{}", path.display());
+    }
     let mut compare = Compare { first: &contents, second };
     let same =
         compare.strings().and_then(|()| visit_definitions(&mut compare)).and_then(|()| visit_kinds(&mut compare));
@@ -304,6 +329,155 @@ fn staged_rows_of_before_a_restart_are_left_out_by_both() {
     }
 }
 
+/// More processes than a directory has bits for, in blocks that have rows of some of them, or of none.
+#[test]
+fn tapes_of_many_processes_read_the_same() {
+    if !installed() {
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("processes.ktape");
+    tape(&path, &Options::batch("test"), |writer| {
+        let mut owned = Vec::new();
+        for pid in 0..70 {
+            let process = writer.define(Process { pid, ..Process::default() })?;
+            let thread = writer.define(Thread { process, tid: pid })?;
+            let context = writer.define(Context { process, ..Context::default() })?;
+            let stream = writer.define(Stream { context, ..Stream::default() })?;
+            let counter = writer.define(CounterName { process, ..CounterName::default() })?;
+            owned.push((thread, stream, counter));
+        }
+        for processes in [0..1, 0..0, 3..9, 60..70, 0..70] {
+            // Of no process: a thread that is not defined, and no stream.
+            writer.event(Mark { thread: 4000, ..Mark::default() })?;
+            writer.event(Kernel::default())?;
+            for &(thread, stream, counter) in &owned[processes] {
+                writer.event(Launch { stream, ..Launch::default() })?;
+                writer.event(Launch { thread, stream: 1, ..Launch::default() })?;
+                writer.event(Kernel { stream, ..Kernel::default() })?;
+                writer.event(Counter { counter, ..Counter::default() })?;
+            }
+            writer.seal()?;
+        }
+        Ok(())
+    });
+    assert_eq!(read_twice(&path).unwrap().damage, []);
+    let blocks = Tape::open(&path).unwrap();
+    let masks: BTreeSet<u64> =
+        blocks.blocks().iter().flat_map(|block| &block.sections).map(|section| section.processes).collect();
+    let some = [1 << 63, 1, 0b1_1111_1000, 0b11_1111 | 0b1111 << 60, u64::MAX];
+    assert!(masks.is_superset(&BTreeSet::from(some)), "{masks:x?}");
+}
+
+/// Puts a number into the head of a staging half, beside its complement.
+fn put_number(tape: &mut [u8], at: usize, number: u32) {
+    let bytes = [number.to_le_bytes(), (!number).to_le_bytes()].concat();
+    tape[at..at + 8].copy_from_slice(&bytes);
+}
+
+/// What the halves of a tape say of losses counts where it is the newest that is known, and only there.
+#[test]
+fn losses_that_no_row_tells_of_read_the_same() {
+    if !installed() {
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("lost.ktape");
+    const HALF: usize = 64 << 10;
+    killed_tape(&path, &live(HALF as u32), every_kind);
+    let whole = std::fs::read(&path).unwrap();
+    let last = Tape::open(&path).unwrap().blocks().last().unwrap().offset as usize;
+    let told = |contents: &Contents| contents.events.loss.count.last().copied();
+    let before = read_twice(&path).unwrap();
+    // Blocks 0 to 2 are sealed, so half 0 was of block 2 and half 1 is of block 3.
+    for (half, count, counts) in [(0, 9, false), (1, 5, true), (1, u32::MAX, true)] {
+        let mut bytes = whole.clone();
+        put_number(&mut bytes, 512 + half * HALF + 24, count);
+        std::fs::write(&path, &bytes).unwrap();
+        let contents = read_twice(&path).unwrap();
+        let rows = before.events.loss.len() + usize::from(counts);
+        assert_eq!((contents.events.loss.len(), contents.damage.len()), (rows, 0));
+        assert_eq!(told(&contents) == Some(u64::from(count)), counts);
+    }
+    // The newest half has nothing but a loss; the one before says another, and its block is sealed, or not.
+    for file_bytes in [whole.len(), last] {
+        let mut bytes = whole[..file_bytes].to_vec();
+        put_number(&mut bytes, 512 + 24, 9);
+        put_number(&mut bytes, 512 + HALF + 16, 0);
+        for (newest, count) in [(5, 5), (0, 9)] {
+            put_number(&mut bytes, 512 + HALF + 24, newest);
+            std::fs::write(&path, &bytes).unwrap();
+            assert_eq!(told(&read_twice(&path).unwrap()), Some(count));
+        }
+    }
+    // Half 0 cannot be read, so what follows it cannot either; half 1 still says what was lost.
+    let mut bytes = whole[..last].to_vec();
+    bytes[512 + 40] ^= 1;
+    put_number(&mut bytes, 512 + HALF + 24, 5);
+    std::fs::write(&path, &bytes).unwrap();
+    let contents = read_twice(&path).unwrap();
+    assert_eq!((told(&contents), contents.damage.len()), (Some(5), 2));
+}
+
+/// A recorder that is killed. With `KTAPE_TEST_FULL` its file may not grow (see `killed`), so that it loses events.
+#[test]
+fn child_that_records_until_killed() {
+    let Some(path) = std::env::var_os("KTAPE_TEST_SECOND_READER") else { return };
+    let when_full = if std::env::var_os("KTAPE_TEST_FULL").is_some() { WhenFull::Lose } else { WhenFull::Wait };
+    let mut writer = TapeWriter::create(Path::new(&path), &Options { when_full, ..live(RECORDER_HALF) }).unwrap();
+    for seed in 0.. {
+        service(&mut writer, 2, seed).unwrap();
+        std::fs::write(Path::new(&path).with_extension("rounds"), seed.to_string()).unwrap();
+    }
+}
+
+const RECORDER_HALF: u32 = 32 << 10;
+
+/// Reads what a recorder leaves that is killed after so many rounds.
+fn killed(path: &Path, rounds: u64, is_full: bool) -> Contents {
+    let rounds_path = path.with_extension("rounds");
+    let _ = std::fs::remove_file(&rounds_path);
+    // The header and the halves, and not a block more, in the shell's units of 512 bytes.
+    let limit = if is_full { format!("ulimit -f {};", 1 + 2 * RECORDER_HALF / 512) } else { String::new() };
+    let mut command = Command::new("sh");
+    command.args([
+        "-c",
+        &format!("trap '' XFSZ; {limit} exec \"$0\" --exact second_reader::child_that_records_until_killed"),
+    ]);
+    command.arg(std::env::current_exe().unwrap()).env("KTAPE_TEST_SECOND_READER", path).stdout(Stdio::null());
+    if is_full {
+        command.env("KTAPE_TEST_FULL", "1");
+    }
+    let mut child = command.spawn().unwrap();
+    while std::fs::read_to_string(&rounds_path).ok().and_then(|text| text.parse().ok()).unwrap_or(0) < rounds {
+        assert!(child.try_wait().unwrap().is_none(), "the recorder stopped by itself");
+        std::thread::sleep(std::time::Duration::from_millis(1));
+    }
+    child.kill().unwrap();
+    child.wait().unwrap();
+    let contents = read_twice(path).unwrap();
+    assert_eq!(contents.damage, []);
+    contents
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn what_a_killed_recorder_leaves_reads_the_same() {
+    if !installed() {
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("killed.ktape");
+    for rounds in 1..4 {
+        let contents = killed(&path, rounds, false);
+        assert!(contents.staged_rows > 0 && contents.events.kernel.len() > 300);
+    }
+    let contents = killed(&path, 3, true);
+    let tape = Tape::open(&path).unwrap();
+    assert_eq!(tape.blocks(), []);
+    assert!(contents.events.loss.count.iter().sum::<u64>() > 1000, "{:?}", contents.events.loss);
+}
+
 /// Bytes changed at chance, and tapes cut short: both readers give up the same rows.
 #[test]
 fn damaged_tapes_read_the_same() {
@@ -322,8 +496,15 @@ fn damaged_tapes_read_the_same() {
         let mut places: Vec<usize> =
             blocks.iter().flat_map(|at| [0, 16, 70, 600].map(|in_it| *at as usize + in_it)).collect();
         places.extend((0..16).map(|_| random.next_u64() as usize % whole.len()));
-        for place in places {
-            let mut bytes = whole.clone();
+        // The heads of the halves, and a record in each.
+        let half = options.half_bytes as usize;
+        let heads = [0, 8, 12, 16, 20, 24, 28, 34, 38, 60, 900].into_iter().filter(|_| options.staged);
+        let staged: Vec<usize> = heads.flat_map(|at| [512 + at, 512 + half + at]).collect();
+        // Without the last block its rows are in its half, and those of the other half follow them.
+        let cut = &whole[..*blocks.last().unwrap() as usize];
+        let cases = places.iter().map(|&place| (place, &whole[..])).chain(staged.iter().map(|&place| (place, cut)));
+        for (place, whole) in cases {
+            let mut bytes = whole.to_vec();
             bytes[place] ^= 1 << (random.next_u64() % 8);
             std::fs::write(&path, &bytes).unwrap();
             damaged += usize::from(read_twice(&path).is_none_or(|contents| !contents.damage.is_empty()));

@@ -5,12 +5,14 @@
 mod checksums;
 
 use ktape_format::block::{ALIGNMENT, MAGIC};
-use ktape_format::{Owners, Tape, Wanted};
+use ktape_format::event::Loss;
+use ktape_format::{Owners, Row as _, Tape, Wanted};
 use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(|bytes: &[u8]| {
     let mut tape = bytes.to_vec();
     checksums::seal_front(&mut tape);
+    checksums::seal_staging(&mut tape);
     for at in (512..tape.len()).step_by(ALIGNMENT as usize).filter(|&at| bytes[at..].starts_with(&MAGIC)) {
         checksums::seal_block(&mut tape[at..]);
     }
@@ -25,5 +27,10 @@ fuzz_target!(|bytes: &[u8]| {
     assert!(less.definitions == contents.definitions, "definitions depend on what is wanted");
     let mut events = contents.events;
     wanted.keep(&Owners::default(), &mut events);
-    assert!(less.events.counts() == events.counts(), "events depend on how they are chosen");
+    // A directory that is wrong about times, with a checksum that holds, hides rows; it never gives others. What the tail
+    // says was lost has no time, so it always comes.
+    for ((table, less), (_, all)) in less.events.counts().into_iter().zip(events.counts()) {
+        let untold = usize::from(table == Loss::NAME);
+        assert!(less <= all + untold, "{table}: {less} rows of {all}");
+    }
 });

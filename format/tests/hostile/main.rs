@@ -3,13 +3,14 @@
 
 mod checksums;
 mod forge;
+mod seeds;
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use checksums::{seal_block, seal_front};
+use checksums::{seal_block, seal_front, seal_staging};
 use forge::{Section, block, columns, front, varint};
 use ktape_format::definition::{DefinitionVisitor, visit_definitions};
 use ktape_format::event::{Event, Kernel, KindVisitor, Mark, visit_kinds};
@@ -63,9 +64,9 @@ fn reasons(contents: &Contents) -> Vec<&'static str> {
     contents.damage.iter().map(|damage| damage.reason).collect()
 }
 
-/// Three rows of everything in each of three blocks, the last of them staged only if there is staging.
-fn tape(half_bytes: u32) -> Vec<u8> {
-    struct Fill<'a, S>(&'a mut S, u64);
+/// Definitions and so many events of every kind in each of three blocks, the last of them staged only if there is staging.
+fn tape(half_bytes: u32, events: u32) -> Vec<u8> {
+    struct Fill<'a, S>(&'a mut S, u64, u32);
     impl<S: Sink> Fill<'_, S> {
         fn row<R: Row>(&mut self) -> R {
             let mut row = R::default();
@@ -88,7 +89,7 @@ fn tape(half_bytes: u32) -> Vec<u8> {
     impl<S: Sink> KindVisitor for Fill<'_, S> {
         type Error = S::Error;
         fn visit<E: Event>(&mut self) -> Result<(), S::Error> {
-            (0..30).try_for_each(|_| {
+            (0..self.2).try_for_each(|_| {
                 let row = self.row::<E>();
                 self.0.event(row)
             })
@@ -102,7 +103,7 @@ fn tape(half_bytes: u32) -> Vec<u8> {
     let mut writer = TapeWriter::create(file.path(), &options).unwrap();
     for part in 0..3 {
         writer.string(&"name ".repeat(part + 1)).unwrap();
-        let mut fill = Fill(&mut writer, part as u64);
+        let mut fill = Fill(&mut writer, part as u64, events);
         visit_definitions(&mut fill).unwrap();
         visit_kinds(&mut fill).unwrap();
         if half_bytes == 0 || part < 2 {
@@ -198,6 +199,7 @@ fn forged(mut tape: Vec<u8>, edits: &[Edit]) -> Vec<u8> {
         }
     }
     seal_front(&mut tape);
+    seal_staging(&mut tape);
     blocks.iter().for_each(|block| seal_block(&mut tape[block.offset as usize..]));
     tape
 }
@@ -207,7 +209,7 @@ proptest! {
 
     #[test]
     fn a_forged_tape_is_read_or_refused(edits in prop::collection::vec(edit(), 1..6), half in prop_oneof![Just(0_u32), Just(65_536)]) {
-        let tape = forged(tape(half), &edits);
+        let tape = forged(tape(half, 30), &edits);
         if let Ok(tape) = Tape::from_bytes(tape) {
             let _ = tape.first_ns();
             let wanted = Wanted { from_ns: Some(i64::MAX), to_ns: Some(i64::MIN), ..Wanted::default() };
@@ -226,7 +228,7 @@ proptest! {
 #[test]
 fn an_edit_of_a_section_reaches_its_decoder() {
     let edits = [Edit::Section(0, 20, 4, varint(u64::MAX))];
-    let contents = read(forged(tape(0), &edits));
+    let contents = read(forged(tape(0, 30), &edits));
     assert_eq!(reasons(&contents), ["a table's columns contradict themselves"]);
 }
 
@@ -356,11 +358,12 @@ fn no_tape_takes_time_or_memory_out_of_proportion() {
 
     // Records of nothing in the staging area.
     let mut bomb = front(8 << 20);
-    let half = [b"KTAPHALF".to_vec(), vec![0; 8], ((8_u64 << 20) - 32).to_le_bytes().to_vec(), vec![0; 8]].concat();
-    bomb.extend(half);
-    bomb.extend([0, 0, 0, 0, 0, 1].repeat(((8 << 20) - 32) / 6));
+    let number = |number: u32| [number.to_le_bytes(), (!number).to_le_bytes()].concat();
+    bomb.extend([b"KTAPHALF".to_vec(), number(0), number((8 << 20) - 32), number(0)].concat());
+    bomb.extend([0, 0, 0, 0, 0, 1, 0, 0].repeat(((8 << 20) - 32) / 8));
     bomb.resize(512 + (16 << 20), 0);
-    read_within_bounds("empty records", bomb);
+    seal_staging(&mut bomb);
+    assert_eq!(read_within_bounds("empty records", bomb).definitions.strings.len(), (1 << 20) - 4);
 }
 
 /// What the writer makes is within the bounds that the reader sets, however well it compresses.

@@ -122,6 +122,28 @@ fn a_tail_whose_block_before_is_lost_is_said_and_left_out() {
     assert_eq!(offsets, [512, second as u64], "{:?}", contents.damage);
 }
 
+/// How many definitions the rest of a half had is not known, so the next half's ids could mean something else.
+#[test]
+fn staged_data_behind_a_half_that_cannot_be_read_to_its_end_is_left_out() {
+    let whole = killed_tape();
+    // Without the last block, its rows are in its half, and the rows that the other half has follow them.
+    let second = Tape::from_bytes(whole.clone()).unwrap().blocks()[1].offset as usize;
+    let starts = |damaged: Option<usize>| {
+        let mut bytes = whole[..second].to_vec();
+        damaged.into_iter().for_each(|at| bytes[at] ^= 1);
+        let contents = Tape::from_bytes(bytes).unwrap().read(&Wanted::default()).unwrap();
+        let offsets: Vec<u64> = contents.damage.iter().map(|damage| damage.offset).collect();
+        (contents.events.launch.start_ns, contents.definitions.strings.len(), offsets)
+    };
+    assert_eq!(starts(None), (vec![1000, 1001, 1002], 3, vec![]));
+    let (half, after) = (512 + 4096, 512);
+    // Its first record is a string.
+    assert_eq!(starts(Some(half + 40)), (vec![1000], 1, vec![after, half as u64]));
+    assert_eq!(starts(Some(half + 12)), (vec![1000], 1, vec![after, half as u64]));
+    // What follows nothing costs only itself.
+    assert_eq!(starts(Some(after as usize + 40)), (vec![1000, 1001], 2, vec![after]));
+}
+
 #[cfg(target_os = "linux")]
 #[test]
 fn what_was_staged_before_this_host_restarted_is_not_trusted() {
@@ -131,7 +153,11 @@ fn what_was_staged_before_this_host_restarted_is_not_trusted() {
         let options = Options { host, boot_id: [7; 16], ..staged(4096) };
         let mut writer = TapeWriter::create(file.path(), &options).unwrap();
         writer.event(Launch::default()).unwrap();
-        let contents = Tape::open(file.path()).unwrap().read(&Wanted::default()).unwrap();
-        assert_eq!((contents.events.len(), contents.damage.len()), if trusted { (1, 0) } else { (0, 1) });
+        let mut bytes = std::fs::read(file.path()).unwrap();
+        // Three more were lost.
+        bytes[512 + 24..512 + 32].copy_from_slice(&0xffff_fffc_0000_0003_u64.to_le_bytes());
+        let contents = Tape::from_bytes(bytes).unwrap().read(&Wanted::default()).unwrap();
+        let read = (contents.events.launch.len(), contents.events.loss.len(), contents.damage.len());
+        assert_eq!(read, if trusted { (1, 1, 0) } else { (0, 0, 1) });
     }
 }

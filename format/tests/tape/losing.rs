@@ -60,6 +60,8 @@ fn child_whose_disk_is_full_for_a_while() {
         }
         std::thread::sleep(Duration::from_millis(20));
     }
+    // On a busy machine the thread that writes may not have tried until now; this waits for it.
+    assert!(writer.seal().is_err(), "the file may not grow");
     let while_full = all_told(path, 1500);
     assert!(lost(&while_full) > 1000, "two halves of 16 KiB are full");
     // With room again it goes on, and tells when what was lost, and why.
