@@ -34,7 +34,7 @@ enum Layout {
 /// Copies the halves of a tape that have something to tell, by sequence. Its writer may be at work.
 pub(crate) fn halves(tape: &Source, header: &FileHeader) -> io::Result<Vec<Half>> {
     /// Tries until both halves are as they were at one moment. A half is used again after thousands of events, so the
-    /// second try does; a tape that is never at rest is read without its tail.
+    /// second try does.
     const TRIES: usize = 1000;
     let bytes = header.staging_half_bytes;
     let offset = |index| bytes.checked_mul(index).and_then(|at| at.checked_add(FileHeader::STAGING_OFFSET));
@@ -53,7 +53,7 @@ pub(crate) fn halves(tape: &Source, header: &FileHeader) -> io::Result<Vec<Half>
             return Ok(halves);
         }
     }
-    Ok(Vec::new())
+    Err(io::Error::new(io::ErrorKind::TimedOut, "the tape's open tail changes too fast to be read"))
 }
 
 /// A word of a half's head. What is read after it is as it was then, or newer.

@@ -123,6 +123,8 @@ pub struct TapeWriter {
     /// the writer is killed, the half could not be read without its block.
     long_under_way: bool,
     lost: Lost,
+    /// How many events the loss row tells of that waits for a half.
+    telling: u64,
     when_full: WhenFull,
     due: Arc<AtomicBool>,
     /// Whether the sealer could not write the block that is next.
@@ -208,6 +210,7 @@ impl TapeWriter {
             waiting: VecDeque::new(),
             long_under_way: false,
             lost: Lost::default(),
+            telling: 0,
             when_full: options.when_full,
             due,
             stuck: false,
@@ -374,6 +377,10 @@ impl TapeWriter {
                     open.record(&self.waiting.pop_front().unwrap_or_default());
                 }
                 if self.waiting.is_empty() {
+                    if std::mem::take(&mut self.telling) > 0 {
+                        // Killed in between, the writer has told twice; the other way round it would not at all.
+                        self.halves.set_lost(self.last, self.lost.events);
+                    }
                     return self.tell_loss();
                 }
                 self.hand_over();
@@ -399,7 +406,7 @@ impl TapeWriter {
                 }
                 self.free[next] = false;
                 self.last = next;
-                self.open = Some(self.halves.open(next, self.sequence, self.lost.events));
+                self.open = Some(self.halves.open(next, self.sequence, self.telling + self.lost.events));
                 self.sequence += 1;
             }
         }
@@ -426,11 +433,8 @@ impl TapeWriter {
         frame_row(&loss, &mut record);
         // Like a definition: in front of all that comes later, and into the next half if need be.
         self.waiting.push_back(record);
-        let is_open = self.try_open();
-        if is_open {
-            self.halves.set_lost(self.last, 0);
-        }
-        is_open
+        self.telling = events;
+        self.try_open()
     }
 
     /// Takes in what the sealer has done meanwhile.
@@ -519,7 +523,7 @@ impl TapeWriter {
         self.make_room(record_bytes(E::STAGED_BYTES))?;
         if !self.open.as_mut().is_some_and(|open| open.row(&row)) {
             self.lost.count(&row);
-            self.halves.set_lost(self.last, self.lost.events);
+            self.halves.set_lost(self.last, self.telling + self.lost.events);
         }
         Ok(())
     }
