@@ -30,6 +30,7 @@ mod tail;
 mod varint;
 mod walk;
 pub mod wanted;
+mod wide;
 pub mod writer;
 
 pub use definition::{Definition, Definitions};
