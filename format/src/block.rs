@@ -554,21 +554,23 @@ impl SectionDecoder {
         let known = T::Row::COLUMNS.len();
         let mut decoded = vec![false; known];
         let mut wanted: Vec<bool> = (0..known).map(is_wanted).collect();
+        // A column newer than this version is left alone.
+        let entries = entries.iter().filter(|(index, _)| *index < known);
+        let columns: Vec<_> = entries.map(|&(index, encoded)| (index, encoded, encoded.needs())).collect();
         // The needs of a column may have a need of their own: a stream's end has a duration, which has a key.
         for _ in 0..2 {
-            for &(index, encoded) in entries.iter().filter(|(index, _)| *index < known) {
+            for &(index, _, needs) in &columns {
                 if wanted[index] {
-                    for needed in encoded.needs()?.columns().into_iter().flatten() {
+                    for needed in needs?.columns().into_iter().flatten() {
                         *wanted.get_mut(usize::try_from(needed).ok()?)? = true;
                     }
                 }
             }
         }
-        // Those that need no other column first, then those that need a key, then those that need a duration. A column
-        // newer than this version is left alone.
+        // Those that need no other column first, then those that need a key, then those that need a duration.
         for pass in 0..3 {
-            for &(index, encoded) in entries.iter().filter(|(index, _)| *index < known && wanted[*index]) {
-                let needs = encoded.needs()?;
+            for &(index, encoded, needs) in columns.iter().filter(|(index, ..)| wanted[*index]) {
+                let needs = needs?;
                 let its_pass = match needs {
                     Needs::Nothing => 0,
                     Needs::Key(_) => 1,

@@ -11,6 +11,8 @@ use std::ops::Range;
 
 use rustc_hash::FxHashMap;
 
+use crate::column::all_are;
+
 /// No chunk has more rows.
 pub(crate) const CHUNK: usize = 512;
 
@@ -102,21 +104,26 @@ impl Each for StreamEnd<'_> {
         let rows = from..from + numbers.len();
         (self.others)(self.stream, rows.clone(), &mut self.streams);
         (self.others)(self.duration, rows, &mut self.durations);
-        let (mut numbers, mut durations) = (numbers, &self.durations[..]);
         // Most traces have one stream at a time: its end stays in a register.
-        for run in self.streams.chunk_by(|stream, next| stream == next) {
-            let slot = match run[0] {
-                stream @ 0..SMALL_STREAMS => &mut self.ends[stream as usize],
-                stream => self.more_ends.entry(stream).or_default(),
+        let is_one = self.streams.first().is_some_and(|&stream| all_are(&self.streams, stream));
+        let mut done = 0;
+        while let Some(&stream) = self.streams.get(done) {
+            let run = match is_one {
+                true => done..self.streams.len(),
+                false => done..done + self.streams[done..].iter().take_while(|&&next| next == stream).count(),
             };
-            let (run_numbers, run_durations);
-            (run_numbers, numbers) = numbers.split_at_mut(run.len());
-            (run_durations, durations) = durations.split_at(run.len());
-            let mut end = slot.unwrap_or(self.before);
-            for (number, duration) in run_numbers.iter_mut().zip(run_durations) {
-                (*number, self.before) = step(end, *number);
-                end = self.before.wrapping_add(*duration);
+            done = run.end;
+            let slot = match stream {
+                0..SMALL_STREAMS => &mut self.ends[stream as usize],
+                _ => self.more_ends.entry(stream).or_default(),
+            };
+            let mut value = self.before;
+            let mut end = slot.unwrap_or(value);
+            for (number, duration) in numbers[run.clone()].iter_mut().zip(&self.durations[run]) {
+                (*number, value) = step(end, *number);
+                end = value.wrapping_add(*duration);
             }
+            self.before = value;
             *slot = Some(end);
         }
     }
@@ -153,13 +160,15 @@ impl Each for KeyMean<'_> {
     #[inline(always)]
     fn each(&mut self, from: usize, numbers: &mut [u64], step: impl Fn(u64, u64) -> (u64, u64)) {
         (self.others)(self.key, from..from + numbers.len(), &mut self.keys);
+        // Named by themselves, as they could otherwise be moved by any store.
+        let (means, shifts, ticks) = (&mut *self.means, &mut *self.shifts, self.ticks);
         for (number, key) in numbers.iter_mut().zip(&self.keys) {
             let slot = (key.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> (64 - SLOT_BITS)) as usize;
-            let mean = self.means[slot];
+            let mean = means[slot];
             let value;
-            (*number, value) = step(mean & self.ticks, *number);
-            self.means[slot] = mean.wrapping_add((value.wrapping_sub(mean) as i64 >> self.shifts[slot]) as u64);
-            self.shifts[slot] = 2;
+            (*number, value) = step(mean & ticks, *number);
+            means[slot] = mean.wrapping_add((value.wrapping_sub(mean) as i64 >> shifts[slot]) as u64);
+            shifts[slot] = 2;
         }
     }
 }
