@@ -16,12 +16,14 @@ use std::ops::Range;
 use rustc_hash::FxHashMap;
 
 use crate::codec::ColumnBytes;
-use crate::column::{Choice, Decode, Decoder, Encode, Encoded, Encoder, Needed, Needs, Prediction, all_are};
+use crate::column::{Choice, Decode, Decoder, Encode, Encoded, Encoder, Needs, Prediction, Zeros, all_are, extent};
 use crate::definition::{Definition, DefinitionVisitor, Definitions, visit_definitions};
 use crate::event::{Event, Events, KindVisitor, visit_kinds};
 use crate::owners::Owners;
-use crate::table::{ColumnReader, ColumnWriter, DefinitionKind, Predictor, Row, Table, Value};
+use crate::predict::CHUNK;
+use crate::table::{ColumnReader, DefinitionKind, Predictor, Row, Table, Value};
 use crate::varint::{put, take, take_bytes, unzigzag, zigzag};
+use crate::wide::wide;
 
 /// The first bytes of a block.
 pub const MAGIC: [u8; 8] = *b"KTAPEBLK";
@@ -138,7 +140,8 @@ pub(crate) struct BlockEncoder {
     columns: Encoder,
     /// By table and column.
     choices: FxHashMap<(u16, usize), Choice>,
-    bits: Vec<Vec<u64>>,
+    starts: Vec<u64>,
+    durations: Vec<u64>,
     parameters: Vec<u8>,
     entries: Vec<u8>,
     bodies: Vec<u8>,
@@ -152,7 +155,8 @@ impl BlockEncoder {
         Ok(BlockEncoder {
             columns: Encoder::new()?,
             choices: FxHashMap::default(),
-            bits: Vec::new(),
+            starts: Vec::new(),
+            durations: Vec::new(),
             parameters: Vec::new(),
             entries: Vec::new(),
             bodies: Vec::new(),
@@ -221,24 +225,18 @@ impl BlockEncoder {
             return;
         }
         let specs = T::Row::COLUMNS;
-        let mut bits = std::mem::take(&mut self.bits);
-        bits.resize_with(specs.len().max(bits.len()), Vec::new);
-        for column in specs.iter().flat_map(|spec| spec.predictor.needs()).flatten() {
-            table.column_bits(column, 0..table.len(), &mut bits[column]);
-        }
+        let others = |column: usize, rows: Range<usize>, out: &mut Vec<u64>| table.column_bits(column, rows, out);
         let mut columns = 0;
         for (index, spec) in specs.iter().enumerate() {
-            let other = |column: usize| (column, &bits[column][..]);
             let ticks = Prediction::TICKS.into_iter();
-            let candidates: Vec<Prediction<'_>> = match spec.predictor {
+            let candidates: Vec<Prediction> = match spec.predictor {
                 Predictor::Least => vec![Prediction::Least],
                 Predictor::Previous => vec![Prediction::Previous],
                 Predictor::StreamEnd { stream, duration } => {
-                    let (stream, duration) = (other(stream), other(duration));
                     ticks.map(|tick_bits| Prediction::StreamEnd { tick_bits, stream, duration }).collect()
                 }
                 Predictor::Key(key) => {
-                    let by_key = ticks.map(|tick_bits| Prediction::KeyMean { tick_bits, key: other(key) });
+                    let by_key = ticks.map(|tick_bits| Prediction::KeyMean { tick_bits, key });
                     [Prediction::Least].into_iter().chain(by_key).collect()
                 }
             };
@@ -246,7 +244,8 @@ impl BlockEncoder {
             self.parameters.clear();
             let (parameters, body) = (&mut self.parameters, &mut self.bodies);
             let choice = self.choices.entry((T::Row::KIND, index)).or_default();
-            let encode = Encode { encoder: &mut self.columns, candidates: &candidates, choice, parameters, body };
+            let (encoder, others, candidates) = (&mut self.columns, &others, &candidates[..]);
+            let encode = Encode { encoder, others, candidates, choice, parameters, body };
             // A column of zeros is left out, unless another is decoded by it.
             let is_needed = specs.iter().any(|spec| spec.predictor.needs().contains(&Some(index)));
             if is_needed || table.read_column(index, AllZeros) == Some(false) {
@@ -255,7 +254,6 @@ impl BlockEncoder {
                 columns += 1;
             }
         }
-        self.bits = bits;
         self.section(T::Row::KIND, table.len(), first_id, span, processes, columns);
     }
 
@@ -268,6 +266,7 @@ impl BlockEncoder {
         self.parameters.clear();
         self.columns.column(
             &lengths,
+            &|_, _, _| (),
             &[Prediction::Least],
             &mut Choice::default(),
             &mut self.parameters,
@@ -319,18 +318,32 @@ impl BlockEncoder {
     fn span<E: Event>(&mut self, table: &E::Table) -> Option<(i64, i64)> {
         debug_assert_eq!(E::COLUMNS[START].name, "start_ns");
         let lasts = E::COLUMNS[DURATION].name == "duration_ns";
-        self.bits.resize_with(self.bits.len().max(E::COLUMNS.len()), Vec::new);
-        let [starts, durations] = &mut self.bits[..2] else { return None };
-        table.column_bits(START, 0..table.len(), starts);
-        let starts = starts.iter().map(|&bits| bits as i64);
-        let first = starts.clone().min()?;
-        let last = if lasts {
-            table.column_bits(DURATION, 0..table.len(), durations);
-            starts.zip(&*durations).map(|(start, &duration)| start.saturating_add_unsigned(duration)).max()?
-        } else {
-            starts.max()?
-        };
-        Some((first, last))
+        let (mut first, mut last) = (i64::MAX, i64::MIN);
+        for from in (0..table.len()).step_by(CHUNK) {
+            let rows = from..table.len().min(from + CHUNK);
+            table.column_bits(START, rows.clone(), &mut self.starts);
+            let (least, most) = extent(&self.starts, 0);
+            first = first.min(least);
+            if lasts {
+                table.column_bits(DURATION, rows, &mut self.durations);
+                last = last.max(latest_end(&self.starts, &self.durations));
+            } else {
+                last = last.max(most);
+            }
+        }
+        (!table.is_empty()).then_some((first, last))
+    }
+}
+
+wide! {
+    fn latest_end(starts: &[u64], durations: &[u64]) -> i64 {
+        let mut last = i64::MIN;
+        for (&start, &duration) in starts.iter().zip(durations) {
+            let (start, end) = (start as i64, start.wrapping_add(duration) as i64);
+            // It wrapped if it is before the start.
+            last = last.max(if end < start { i64::MAX } else { end });
+        }
+        last
     }
 }
 
@@ -494,13 +507,11 @@ fn sections(mut directory: &[u8], has_processes: bool, payload: Range<u64>, rows
 /// Decodes sections. Buffers and zstd contexts are reused from one to the next.
 pub(crate) struct SectionDecoder {
     columns: Decoder,
-    keys: Vec<u64>,
-    durations: Vec<u64>,
 }
 
 impl SectionDecoder {
     pub(crate) fn new() -> std::io::Result<SectionDecoder> {
-        Ok(SectionDecoder { columns: Decoder::new()?, keys: Vec::new(), durations: Vec::new() })
+        Ok(SectionDecoder { columns: Decoder::new()? })
     }
 
     /// The rows of a section; `None` if its bytes contradict themselves. Columns that are not wanted are 0.
@@ -525,7 +536,6 @@ impl SectionDecoder {
     ) -> Option<()> {
         let rows = usize::try_from(section.rows).ok()?;
         let entries = entries(payload.section(section)?)?;
-        table.clear();
         let whole = self.columns_into(&entries, rows, is_wanted, table);
         if whole.is_none() {
             // Columns of one length, or none.
@@ -544,36 +554,42 @@ impl SectionDecoder {
         let known = T::Row::COLUMNS.len();
         let mut decoded = vec![false; known];
         let mut wanted: Vec<bool> = (0..known).map(is_wanted).collect();
+        // A column newer than this version is left alone.
+        let entries = entries.iter().filter(|(index, _)| *index < known);
+        let columns: Vec<_> = entries.map(|&(index, encoded)| (index, encoded, encoded.needs())).collect();
         // The needs of a column may have a need of their own: a stream's end has a duration, which has a key.
         for _ in 0..2 {
-            for &(index, encoded) in entries.iter().filter(|(index, _)| *index < known) {
+            for &(index, _, needs) in &columns {
                 if wanted[index] {
-                    for needed in encoded.needs()?.columns().into_iter().flatten() {
+                    for needed in needs?.columns().into_iter().flatten() {
                         *wanted.get_mut(usize::try_from(needed).ok()?)? = true;
                     }
                 }
             }
         }
-        // Those that need no other column first, then those that need a key, then those that need a duration. A column
-        // newer than this version is left alone.
+        // Those that need no other column first, then those that need a key, then those that need a duration.
         for pass in 0..3 {
-            for &(index, encoded) in entries.iter().filter(|(index, _)| *index < known && wanted[*index]) {
-                let needs = encoded.needs()?;
-                let needed = match needs {
-                    Needs::Nothing if pass == 0 => Needed::default(),
-                    Needs::Key(key) if pass == 1 => {
-                        copy(key, rows, table, &decoded, &mut self.keys)?;
-                        Needed(&self.keys, &[])
-                    }
-                    Needs::StreamEnd { stream, duration } if pass == 2 => {
-                        copy(stream, rows, table, &decoded, &mut self.keys)?;
-                        copy(duration, rows, table, &decoded, &mut self.durations)?;
-                        Needed(&self.keys, &self.durations)
-                    }
-                    _ => continue,
+            for &(index, encoded, needs) in columns.iter().filter(|(index, ..)| wanted[*index]) {
+                let needs = needs?;
+                let its_pass = match needs {
+                    Needs::Nothing => 0,
+                    Needs::Key(_) => 1,
+                    Needs::StreamEnd { .. } => 2,
                 };
-                let decoder = &mut self.columns;
-                table.write_column(index, Decode { decoder, encoded, rows, needed })??;
+                if pass != its_pass {
+                    continue;
+                }
+                for needed in needs.columns().into_iter().flatten() {
+                    decoded.get(usize::try_from(needed).ok()?).filter(|&&decoded| decoded)?;
+                }
+                // Apart from the others, so that it can look at them.
+                let mut apart = T::default();
+                table.swap_column(index, &mut apart);
+                let others =
+                    |column: usize, rows: Range<usize>, out: &mut Vec<u64>| table.column_bits(column, rows, out);
+                let (decoder, others) = (&mut self.columns, &others);
+                apart.write_column(index, Decode { decoder, encoded, rows, others })??;
+                table.swap_column(index, &mut apart);
                 decoded[index] = true;
             }
         }
@@ -590,7 +606,7 @@ impl SectionDecoder {
         let entries = entries(payload.section(section)?)?;
         let &[(0, lengths), (1, text)] = entries.get(..2)? else { return None };
         let mut bits = Vec::<u64>::new();
-        self.columns.column(lengths, rows, Needed::default(), &mut bits)?;
+        self.columns.column(lengths, rows, &|_, _, _| (), &mut bits)?;
         let total = bits.iter().try_fold(0_u64, |sum, &length| sum.checked_add(length))?;
         let most = (section.range.end - section.range.start).saturating_mul(MAX_TEXT_PER_BYTE);
         if total > MAX_TEXT_BYTES.min(most) {
@@ -602,32 +618,13 @@ impl SectionDecoder {
     }
 }
 
-/// A copy of a column that another needs, if it is decoded.
-fn copy<T: Table>(column: u64, rows: usize, table: &T, decoded: &[bool], out: &mut Vec<u64>) -> Option<()> {
-    let column = usize::try_from(column).ok()?;
-    decoded.get(column).filter(|&&decoded| decoded)?;
-    table.column_bits(column, 0..rows, out);
-    Some(())
-}
-
 /// Whether a column is all zeros.
 struct AllZeros;
 
 impl ColumnReader for AllZeros {
     type Out = bool;
     fn read<T: Value>(self, values: &[T]) -> bool {
-        all_are(values, 0)
-    }
-}
-
-/// Makes a column zeros.
-struct Zeros(usize);
-
-impl ColumnWriter for Zeros {
-    type Out = ();
-    fn write<T: Value>(self, values: &mut Vec<T>) {
-        values.clear();
-        values.resize(self.0, T::from_bits(0));
+        all_are(values, T::from_bits(0))
     }
 }
 

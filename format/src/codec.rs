@@ -158,6 +158,25 @@ mod tests {
     }
 
     #[test]
+    fn memory_that_is_reused_keeps_nothing_of_the_block_before() {
+        let (full, full_bytes) = block();
+        let mut few = Memory::default();
+        let Ok(_) = few.define(Process { pid: 8, ..Process::default() });
+        for stream in 1..4 {
+            let Ok(()) = few.event(Kernel { start_ns: 9, stream, shape: 5, ..Kernel::default() });
+        }
+        let mut few_bytes = Vec::new();
+        Encoder::new().unwrap().encode(&few.definitions, &few.events, &mut few_bytes);
+        let (full, few) = ((full.definitions, full.events), (few.definitions, few.events));
+        let mut decoder = Decoder::new().unwrap();
+        let mut into = Default::default();
+        for (bytes, rows) in [(&full_bytes, &full), (&few_bytes, &few), (&full_bytes, &full), (&full_bytes, &full)] {
+            decoder.decode_into(bytes, &mut into).unwrap();
+            assert!(into == *rows);
+        }
+    }
+
+    #[test]
     fn a_block_cut_off_or_changed_is_an_error() {
         let (_, bytes) = block();
         let end = BlockInfo::read(&bytes, 0, bytes.len() as u64).unwrap().payload().end as usize;

@@ -32,6 +32,7 @@ mod transpose;
 mod varint;
 mod walk;
 pub mod wanted;
+mod wide;
 pub mod writer;
 
 pub use definition::{Definition, Definitions};

@@ -138,27 +138,31 @@ pub trait Value: Copy {
     fn to_bits(self) -> u64;
     /// Back; bits beyond the type's width are cut off, as they can only come from a newer or damaged tape.
     fn from_bits(bits: u64) -> Self;
+    /// Whether it is the same, bit for bit.
+    fn is_same(self, other: Self) -> bool;
 }
 
 macro_rules! value {
-    ($($type:ty => $scalar:ident, $to:expr, $from:expr;)*) => {$(
+    ($($type:ty => $scalar:ident, $to:expr, $from:expr, $raw:expr;)*) => {$(
         impl Value for $type {
             const SCALAR: Scalar = Scalar::$scalar;
             #[inline]
             fn to_bits(self) -> u64 { ($to)(self) }
             #[inline]
             fn from_bits(bits: u64) -> Self { ($from)(bits) }
+            #[inline]
+            fn is_same(self, other: Self) -> bool { ($raw)(self) == ($raw)(other) }
         }
     )*};
 }
 value! {
-    u8 => U8, u64::from, |b| b as u8;
-    u16 => U16, u64::from, |b| b as u16;
-    u32 => U32, u64::from, |b| b as u32;
-    u64 => U64, |v| v, |b| b;
-    i32 => I32, |v: i32| u64::from(v as u32), |b| b as i32;
-    i64 => I64, |v: i64| v as u64, |b| b as i64;
-    f64 => F64, f64::to_bits, f64::from_bits;
+    u8 => U8, u64::from, |b| b as u8, |v| v;
+    u16 => U16, u64::from, |b| b as u16, |v| v;
+    u32 => U32, u64::from, |b| b as u32, |v| v;
+    u64 => U64, |v| v, |b| b, |v| v;
+    i32 => I32, |v: i32| u64::from(v as u32), |b| b as i32, |v| v;
+    i64 => I64, |v: i64| v as u64, |b| b as i64, |v| v;
+    f64 => F64, f64::to_bits, f64::from_bits, f64::to_bits;
 }
 
 /// A row of some table.
@@ -213,6 +217,8 @@ pub trait Table: Default + Clone + Send + Sync + 'static {
     fn read_column<R: ColumnReader>(&self, index: usize, reader: R) -> Option<R::Out>;
     /// Hands column `index` to `writer`; `None` if there is none. The caller sees to it that all columns get one length.
     fn write_column<W: ColumnWriter>(&mut self, index: usize, writer: W) -> Option<W::Out>;
+    /// Exchanges column `index` with that of `other`.
+    fn swap_column(&mut self, index: usize, other: &mut Self);
     /// Keeps the named rows, in the order named: row `i` of the result is row `order[i]` of this table.
     fn gather(&mut self, order: &[u32]);
 }
@@ -315,6 +321,10 @@ macro_rules! tables {
                 let mut column = 0..;
                 $( if column.next() == Some(index) { return Some(writer.write(&mut self.$field)); } )*
                 None
+            }
+            fn swap_column(&mut self, index: usize, other: &mut Self) {
+                let mut column = 0..;
+                $( if column.next() == Some(index) { std::mem::swap(&mut self.$field, &mut other.$field); } )*
             }
             fn gather(&mut self, order: &[u32]) {
                 $( self.$field = order.iter().map(|&row| self.$field[row as usize]).collect(); )*
