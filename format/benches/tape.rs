@@ -72,7 +72,7 @@ fn staging(path: &Path) -> Result<(), Box<dyn std::error::Error>> {
     let staged = each(HALF_EVENTS, || {
         let began = Instant::now();
         for number in 0..HALF_EVENTS {
-            let _ = black_box(writer.event(black_box(launch(number))));
+            let _ = black_box(writer.event(launch(black_box(number))));
         }
         let time = began.elapsed();
         writer.seal().expect("room on the disk");

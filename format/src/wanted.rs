@@ -32,11 +32,16 @@ impl Wanted {
                     *table = E::Table::default();
                     return Ok(());
                 }
+                let some_times = wanted.some_times();
                 let owners = if wanted.some_processes::<E>() { self.2.of_rows(table) } else { Vec::new() };
+                if !some_times && owners.is_empty() {
+                    return Ok(());
+                }
+                let overlaps = |row: E| wanted.overlaps(row.start_ns(), row.end_ns());
                 let is_kept = |&index: &u32| {
-                    let row = table.row(index as usize);
-                    wanted.overlaps(row.start_ns(), row.end_ns())
-                        && owners.get(index as usize).is_none_or(|owner| wanted.processes.contains(owner))
+                    let index = index as usize;
+                    owners.get(index).is_none_or(|owner| wanted.processes.contains(owner))
+                        && (!some_times || overlaps(table.row(index)))
                 };
                 let rows: Vec<u32> = (0..table.len() as u32).filter(is_kept).collect();
                 if rows.len() < table.len() {

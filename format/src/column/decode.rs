@@ -120,7 +120,8 @@ impl<'a> Planes<'a> {
                     (got == rows).then_some(&buffer[..rows])?
                 }
                 PLANE_CONSTANT => {
-                    planes.constant |= u64::from(*bytes.first()?) << shift;
+                    let &[byte] = bytes else { return None };
+                    planes.constant |= u64::from(byte) << shift;
                     continue;
                 }
                 _ => return None,
