@@ -78,6 +78,8 @@ struct Measured {
     bytes: usize,
     /// Bytes by table and column, most first.
     columns: Vec<(String, usize)>,
+    /// What the planes that zstd packed would take if each byte cost its entropy in its plane, less what they take.
+    entropy_bytes: f64,
     /// What was timed, its best time in ns an event.
     times: Vec<(&'static str, f64)>,
 }
@@ -99,12 +101,43 @@ impl Measured {
         }
         let rest: usize = self.columns.iter().skip(14).map(|column| column.1).sum();
         writeln!(out, "  {:>8.4} B  {} more columns", of(rest as f64), self.columns.len().saturating_sub(14))?;
+        writeln!(
+            out,
+            "  {:>8.4} B  in all, if each byte cost its entropy",
+            of(self.bytes as f64 + self.entropy_bytes)
+        )?;
+        writeln!(out, "  {:>8.4} B  of launches, device work, calls and addresses only", of(self.bare_bytes() as f64))?;
         let memcpy = self.times[0].1;
         for (what, ns) in &self.times {
             writeln!(out, "  {ns:>8.2} ns/event  {:>6.2} × memcpy  {what}", ns / memcpy)?;
         }
         Ok(())
     }
+}
+
+impl Measured {
+    /// Without definitions and without what allocations have beside their time, address and size.
+    fn bare_bytes(&self) -> usize {
+        let is_definition = |name: &str| {
+            let definitions = ["frame.", "stack.", "shape.", "kernel_name.", "function.", "process.", "thread."];
+            let more = ["device.", "context.", "stream.", "graph.", "property.", "strings and"];
+            definitions.iter().chain(&more).any(|start| name.starts_with(start))
+        };
+        let is_memory = |name: &str| {
+            let ends = [".allocated_bytes", ".reserved_bytes", "alloc.stack", "free.stack"];
+            ends.iter().any(|end| name.ends_with(end))
+        };
+        let bare = self.columns.iter().filter(|(name, _)| !is_definition(name) && !is_memory(name));
+        bare.map(|(_, bytes)| bytes).sum()
+    }
+}
+
+/// The bytes of a plane if each cost the entropy of its value in the plane.
+fn entropy_bytes(plane: &[u8]) -> f64 {
+    let mut counts = [0_u32; 256];
+    plane.iter().for_each(|&byte| counts[usize::from(byte)] += 1);
+    let bits = |count: u32| f64::from(count) * (plane.len() as f64 / f64::from(count)).log2();
+    counts.into_iter().filter(|&count| count > 0).map(bits).sum::<f64>() / 8.0
 }
 
 fn measure(name: &str, blocks: &[(Definitions, Events)], rounds: usize) -> Result<Measured, Error> {
@@ -123,6 +156,7 @@ fn measure(name: &str, blocks: &[(Definitions, Events)], rounds: usize) -> Resul
         None => columns.push((name, bytes)),
     };
     let (mut planes, mut packed) = (Vec::new(), Vec::new());
+    let mut entropy = 0.0;
     for (block, bytes) in blocks.iter().zip(&encoded) {
         if decoder.decode(bytes)? != *block {
             return Err("a block did not come back".into());
@@ -133,6 +167,7 @@ fn measure(name: &str, blocks: &[(Definitions, Events)], rounds: usize) -> Resul
             count_in(column_name(column.table, column.column), column.bytes);
             for frame in column.frames {
                 planes.push(unzstd.decompress(frame, column.rows)?);
+                entropy += entropy_bytes(&planes[planes.len() - 1]) - frame.len() as f64;
                 packed.push(frame.to_vec());
             }
         }
@@ -190,7 +225,16 @@ fn measure(name: &str, blocks: &[(Definitions, Events)], rounds: usize) -> Resul
     let bytes = FILE_BYTES + encoded.iter().map(Vec::len).sum::<usize>();
     let kernels = blocks.iter().flat_map(|block| &block.1.kernel.duration_ns);
     let nanoseconds = kernels.filter(|ns| *ns % 1000 != 0).count() * 2 > blocks.iter().map(|b| b.1.kernel.len()).sum();
-    Ok(Measured { name: name.to_owned(), nanoseconds, events, blocks: blocks.len(), bytes, columns, times })
+    Ok(Measured {
+        name: name.to_owned(),
+        nanoseconds,
+        events,
+        blocks: blocks.len(),
+        bytes,
+        columns,
+        entropy_bytes: entropy,
+        times,
+    })
 }
 
 /// A column's table and name.
