@@ -46,7 +46,7 @@ fn main() -> Result<(), Error> {
         let Ok(()) = eager_decode::eager_decode(&mut sink, events, 1);
         measure("synthetic decode", &sink.finish(), rounds)?.print(&mut out)?;
     }
-    let (mut bytes, mut events) = (0, 0);
+    let (mut bytes, mut bare, mut events) = (0, 0, 0);
     for tape in tapes {
         let contents = Tape::open(&tape)?.read(&Wanted::default())?;
         let mut sink = Blocks::new(rows);
@@ -61,11 +61,14 @@ fn main() -> Result<(), Error> {
         result.print(&mut out)?;
         if result.nanoseconds {
             bytes += result.bytes;
+            bare += result.bare_bytes();
             events += result.events;
         }
     }
     if events > 0 {
-        writeln!(out, "tapes that tick in ns, together: {events} events, {:.3} B/event", bytes as f64 / events as f64)?;
+        let of = |bytes: usize| bytes as f64 / events as f64;
+        writeln!(out, "tapes that tick in ns, together: {events} events, {:.3} B/event", of(bytes))?;
+        writeln!(out, "  {:>8.4} B  of launches, device work, calls and addresses only", of(bare))?;
     }
     Ok(())
 }
@@ -78,8 +81,6 @@ struct Measured {
     bytes: usize,
     /// Bytes by table and column, most first.
     columns: Vec<(String, usize)>,
-    /// What the planes that zstd packed would take if each byte cost its entropy in its plane, less what they take.
-    entropy_bytes: f64,
     /// What was timed, its best time in ns an event.
     times: Vec<(&'static str, f64)>,
 }
@@ -101,11 +102,6 @@ impl Measured {
         }
         let rest: usize = self.columns.iter().skip(14).map(|column| column.1).sum();
         writeln!(out, "  {:>8.4} B  {} more columns", of(rest as f64), self.columns.len().saturating_sub(14))?;
-        writeln!(
-            out,
-            "  {:>8.4} B  in all, if each byte cost its entropy",
-            of(self.bytes as f64 + self.entropy_bytes)
-        )?;
         writeln!(out, "  {:>8.4} B  of launches, device work, calls and addresses only", of(self.bare_bytes() as f64))?;
         let memcpy = self.times[0].1;
         for (what, ns) in &self.times {
@@ -132,14 +128,6 @@ impl Measured {
     }
 }
 
-/// The bytes of a plane if each cost the entropy of its value in the plane.
-fn entropy_bytes(plane: &[u8]) -> f64 {
-    let mut counts = [0_u32; 256];
-    plane.iter().for_each(|&byte| counts[usize::from(byte)] += 1);
-    let bits = |count: u32| f64::from(count) * (plane.len() as f64 / f64::from(count)).log2();
-    counts.into_iter().filter(|&count| count > 0).map(bits).sum::<f64>() / 8.0
-}
-
 fn measure(name: &str, blocks: &[(Definitions, Events)], rounds: usize) -> Result<Measured, Error> {
     let events: usize = blocks.iter().map(|block| count(&block.1)).sum();
     let mut encoder = Encoder::new()?;
@@ -156,7 +144,6 @@ fn measure(name: &str, blocks: &[(Definitions, Events)], rounds: usize) -> Resul
         None => columns.push((name, bytes)),
     };
     let (mut planes, mut packed) = (Vec::new(), Vec::new());
-    let mut entropy = 0.0;
     for (block, bytes) in blocks.iter().zip(&encoded) {
         if decoder.decode(bytes)? != *block {
             return Err("a block did not come back".into());
@@ -167,7 +154,6 @@ fn measure(name: &str, blocks: &[(Definitions, Events)], rounds: usize) -> Resul
             count_in(column_name(column.table, column.column), column.bytes);
             for frame in column.frames {
                 planes.push(unzstd.decompress(frame, column.rows)?);
-                entropy += entropy_bytes(&planes[planes.len() - 1]) - frame.len() as f64;
                 packed.push(frame.to_vec());
             }
         }
@@ -225,16 +211,7 @@ fn measure(name: &str, blocks: &[(Definitions, Events)], rounds: usize) -> Resul
     let bytes = FILE_BYTES + encoded.iter().map(Vec::len).sum::<usize>();
     let kernels = blocks.iter().flat_map(|block| &block.1.kernel.duration_ns);
     let nanoseconds = kernels.filter(|ns| *ns % 1000 != 0).count() * 2 > blocks.iter().map(|b| b.1.kernel.len()).sum();
-    Ok(Measured {
-        name: name.to_owned(),
-        nanoseconds,
-        events,
-        blocks: blocks.len(),
-        bytes,
-        columns,
-        entropy_bytes: entropy,
-        times,
-    })
+    Ok(Measured { name: name.to_owned(), nanoseconds, events, blocks: blocks.len(), bytes, columns, times })
 }
 
 /// A column's table and name.
