@@ -388,9 +388,8 @@ impl TapeWriter {
             if self.waiting.front().is_some_and(|record| record.len() > self.halves.capacity()) {
                 let record = self.waiting.pop_front().unwrap_or_default();
                 if let Some(empty) = self.open.take() {
-                    // Closed again as if it had not been opened: the number it has is that of the record's block.
+                    // Closed again without a record: the number it has is that of the record's block.
                     self.free[empty.half()] = true;
-                    self.last = 1 - empty.half();
                     self.sequence -= 1;
                 }
                 self.long_under_way = true;

@@ -122,6 +122,38 @@ fn a_recorder_that_is_too_fast_for_its_tape_says_how_much_it_lost() {
     }
 }
 
+/// A definition that makes a block of its own: what comes while that is written may be lost, but no id moves.
+#[test]
+fn a_definition_too_long_for_a_half_moves_no_id() {
+    for events_before in [0, 3, 40] {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let mut writer = TapeWriter::create(file.path(), &losing(1024)).unwrap();
+        let mut recorded = 0;
+        let mut record = |writer: &mut TapeWriter, events: i64, args: u32| {
+            for _ in 0..events {
+                writer.event(Launch { start_ns: recorded, args, ..Launch::default() }).unwrap();
+                recorded += 1;
+            }
+            recorded
+        };
+        record(&mut writer, events_before, 0);
+        let long = writer.string(&"long ".repeat(20_000)).unwrap();
+        record(&mut writer, 5, long);
+        let after = writer.string("after").unwrap();
+        let recorded = record(&mut writer, 300, after);
+        // As if it were killed now; then whole.
+        let told = |contents: &Contents| contents.events.launch.len() as u64 + lost(contents);
+        let contents = Tape::open(file.path()).unwrap().read(&Wanted::default()).unwrap();
+        assert_eq!((contents.damage.len(), told(&contents)), (0, recorded as u64));
+        writer.finish().unwrap();
+        let contents = Tape::open(file.path()).unwrap().read(&Wanted::default()).unwrap();
+        assert_eq!((contents.damage.len(), told(&contents)), (0, recorded as u64));
+        assert_eq!(contents.definitions.string(long).len(), 100_000);
+        assert_eq!(contents.definitions.string(after), "after");
+        assert_eq!((long, after), (1, 2));
+    }
+}
+
 #[test]
 fn a_file_that_cannot_be_mapped_is_written_all_the_same_and_says_so() {
     let dir = tempfile::tempdir().unwrap();
