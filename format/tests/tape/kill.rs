@@ -1,5 +1,4 @@
-//! A writer that is killed: nothing that it committed is lost. `KTAPE_KILLS=500 cargo test -p ktape-format --release kill`
-//! kills more of them.
+//! A writer that is killed: nothing that it committed is lost.
 
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
@@ -69,7 +68,7 @@ impl Writer<'_> {
 
 #[test]
 fn killing_the_writer_loses_no_committed_event() {
-    let kills: u64 = std::env::var("KTAPE_KILLS").map_or(40, |kills| kills.parse().expect("KTAPE_KILLS is a number"));
+    let kills = 500_u64;
     let (mut all_committed, mut all_read, mut all_staged, mut with_blocks) = (0, 0, 0, 0);
     for round in 0..kills {
         let dir = tempfile::tempdir().unwrap();
