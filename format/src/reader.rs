@@ -58,6 +58,8 @@ pub struct Part<'a> {
     pub events: Events,
     /// What could not be read of it.
     pub damage: Vec<Damage>,
+    /// Whether it is a loss that the writer has counted and not told of in a row yet.
+    pub is_untold: bool,
 }
 
 impl Tape {
@@ -170,7 +172,7 @@ impl Tape {
             let Ok(()) = visit_kinds(&mut Reserve { blocks: self.blocks(), events: &mut contents.events });
         }
         let mut damage = Vec::new();
-        let (definitions, lost) = self.parts(wanted, |_, mut part| {
+        let (definitions, lost) = self.parts(0, Definitions::default(), wanted, |_, mut part| {
             if part.block.is_none() {
                 contents.staged_rows += (part.definitions.len() + part.events.len()) as u64;
             }
@@ -190,22 +192,28 @@ impl Tape {
         wanted: &Wanted,
         visit: impl FnMut(&Definitions, Part<'_>) -> Result<(), E>,
     ) -> Result<Vec<Damage>, E> {
-        Ok(self.parts(wanted, visit)?.1)
+        Ok(self.parts(0, Definitions::default(), wanted, visit)?.1)
     }
 
-    fn parts<E: From<TapeError>>(
+    /// Visits the blocks from number `from` on, before which `all` was defined, and the tail.
+    pub(crate) fn parts<E: From<TapeError>>(
         &self,
+        from: usize,
+        mut all: Definitions,
         wanted: &Wanted,
         mut visit: impl FnMut(&Definitions, Part<'_>) -> Result<(), E>,
     ) -> Result<(Definitions, Vec<Damage>), E> {
         let owners = if wanted.processes.is_empty() { Owners::default() } else { Owners::of(&self.definitions()?) };
-        let mut all = Definitions::default();
+        let begins = self.blocks().get(from).map_or(u64::MAX, |block| block.offset);
+        let begins = if from == 0 { 0 } else { begins };
         let mut damage = self.walk.damage.clone();
+        damage.retain(|damage| damage.offset >= begins);
         // Ids are positions. Where a block is lost, at most as many definitions as its bytes can hold are missing, and
         // never so many that a stranger's tape could fill the memory with them.
         let lost_bytes = damage.iter().fold(0_u64, |sum, damage| sum.saturating_add(damage.bytes));
         let mut lost_rows = lost_bytes.saturating_mul(MAX_ROWS_PER_BYTE);
-        let blocks: Vec<&BlockInfo> = self.blocks().iter().filter(|block| block.kind == BlockKind::Data).collect();
+        let blocks = self.blocks().iter().skip(from);
+        let blocks: Vec<&BlockInfo> = blocks.filter(|block| block.kind == BlockKind::Data).collect();
         for blocks in at_once(&blocks) {
             let decoded: Vec<Decoded> = blocks
                 .par_iter()
@@ -216,7 +224,7 @@ impl Tape {
                 .collect::<std::io::Result<_>>()
                 .map_err(TapeError::from)?;
             for (block, Decoded { definitions, events, damage }) in blocks.iter().zip(decoded) {
-                let mut part = Part { block: Some(block), definitions, events, damage };
+                let mut part = Part { block: Some(block), definitions, events, damage, is_untold: false };
                 if !append_definitions(block, &mut part.definitions.clone(), &mut all, &mut lost_rows) {
                     let reason = "a block's definitions do not follow those before";
                     part = Part { block: Some(block), damage: vec![block_damage(block, reason)], ..Part::default() };
@@ -265,7 +273,7 @@ impl Tape {
             visit(all, part)?;
         }
         if let Some(loss) = self.lost {
-            let mut part = Part::default();
+            let mut part = Part { is_untold: true, ..Part::default() };
             part.events.loss.push(loss);
             visit(all, part)?;
         }

@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use ktape_format::definition::Frame;
 use ktape_format::event::{Launch, Loss, Slice};
-use ktape_format::{Sink, Table, Tape, TapeError, TapeWriter, Wanted};
+use ktape_format::{Follower, Sink, Table, Tape, TapeError, TapeWriter, Wanted};
 
 use crate::staged;
 
@@ -43,6 +43,47 @@ fn a_tape_can_be_followed() {
     tape.refresh().unwrap();
     assert!(tape.is_closed());
     assert_eq!(tape.read(&Wanted::default()).unwrap().events.launch.len(), 300);
+}
+
+/// A follower beside the writer gets each event once, in order, whether it saw it in a half or in a block.
+#[test]
+fn a_follower_gets_each_event_once() {
+    const EVENTS: i64 = 6000;
+    let file = tempfile::NamedTempFile::new().unwrap();
+    let mut writer = TapeWriter::create(file.path(), &staged(2048)).unwrap();
+    let mut follower = Follower::open(file.path(), Wanted::default()).unwrap();
+    let write = |writer: &mut TapeWriter, number: i64| {
+        let args = writer.string(&format!("{}", number / 10)).unwrap();
+        writer.event(Launch { start_ns: number, args, ..Launch::default() }).unwrap();
+    };
+    // Some of them surely from a half.
+    (0..5).for_each(|number| write(&mut writer, number));
+    let contents = follower.look().unwrap();
+    assert_eq!((contents.events.launch.start_ns, contents.staged_rows), (vec![0, 1, 2, 3, 4], 5));
+    let written = AtomicU64::new(0);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            for number in 5..EVENTS {
+                write(&mut writer, number);
+                written.store(number as u64 + 1, Ordering::Release);
+            }
+            writer.finish().unwrap();
+        });
+        let mut next = 5;
+        while !follower.tape().is_closed() {
+            let before = written.load(Ordering::Acquire);
+            let contents = follower.look().unwrap();
+            assert_eq!(contents.damage, []);
+            for row in contents.events.launch.rows() {
+                assert_eq!(row.start_ns, next, "an event is missing or doubled");
+                assert_eq!(contents.definitions.string(row.args), format!("{}", next / 10));
+                next += 1;
+            }
+            assert!(next as u64 >= before, "{next} of {before} events");
+        }
+        assert_eq!(next, EVENTS);
+        assert!(follower.look().unwrap().events.is_empty(), "nothing comes twice");
+    });
 }
 
 #[test]
