@@ -40,7 +40,11 @@ impl Follower {
     /// The events that came since the last look, with all definitions so far. What a writer lost and has not told of yet
     /// comes when it tells.
     pub fn look(&mut self) -> Result<Contents, TapeError> {
+        let ends = self.tape.blocks().last().map_or(0, |block| block.offset + block.bytes);
         self.tape.refresh()?;
+        if self.tape.file_bytes() < ends {
+            return Err(std::io::Error::other("the tape was cut, or begun anew, while it was followed").into());
+        }
         let blocks = self.tape.blocks();
         let mut blocks_left = blocks[self.blocks..].iter().filter(|block| block.kind == BlockKind::Data).count();
         let mut contents = Contents::default();

@@ -1,6 +1,7 @@
 //! `analyze dump` from its user's side: each event is one line that says all of it.
 
 use std::collections::HashMap;
+use std::io::{BufRead as _, BufReader};
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
 
@@ -244,4 +245,38 @@ fn a_reader_that_goes_away_is_no_fault() {
     let output = child.wait_with_output().unwrap();
     assert!(output.status.success());
     assert!(output.stderr.is_empty(), "{}", String::from_utf8_lossy(&output.stderr));
+}
+
+/// Beside a writer at work: every event once, as soon as it is recorded, and an end when the tape is closed.
+#[test]
+fn a_growing_tape_is_followed_until_it_is_closed() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("live.ktape");
+    let options = Options { staged: true, half_bytes: 4096, ..Options::batch("test") };
+    let mut writer = TapeWriter::create(&path, &options).unwrap();
+    let record = |writer: &mut TapeWriter, range: std::ops::Range<i64>| {
+        range.for_each(|start_ns| writer.event(Launch { start_ns, ..Launch::default() }).unwrap());
+    };
+    record(&mut writer, 0..100);
+    let mut follower = Command::new(env!("CARGO_BIN_EXE_analyze"))
+        .args(["dump", "--follow", path.to_str().unwrap()])
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut lines = BufReader::new(follower.stdout.take().unwrap()).lines();
+    let mut expect = |range: std::ops::Range<i64>| {
+        for start_ns in range {
+            let line: Json = serde_json::from_str(&lines.next().unwrap().unwrap()).unwrap();
+            assert_eq!(line["start_ns"], start_ns);
+        }
+    };
+    // Before the tape is closed, from blocks and from a half.
+    expect(0..100);
+    record(&mut writer, 100..101);
+    expect(100..101);
+    record(&mut writer, 101..1000);
+    writer.finish().unwrap();
+    expect(101..1000);
+    assert!(lines.next().is_none());
+    assert!(follower.wait().unwrap().success());
 }
