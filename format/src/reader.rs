@@ -11,7 +11,7 @@ use std::path::Path;
 use rayon::prelude::*;
 
 use crate::block::{BlockInfo, BlockKind, MAX_ROWS_PER_BYTE, SectionDecoder};
-use crate::definition::Definitions;
+use crate::definition::{Definition, DefinitionVisitor, Definitions, visit_definitions};
 use crate::error::{Damage, TapeError};
 use crate::event::{ClockPair, Event, Events, KindVisitor, Loss, visit_kinds};
 use crate::header::{FileHeader, HEADER_BYTES};
@@ -206,6 +206,7 @@ impl Tape {
         let lost_bytes = damage.iter().fold(0_u64, |sum, damage| sum.saturating_add(damage.bytes));
         let mut lost_rows = lost_bytes.saturating_mul(MAX_ROWS_PER_BYTE);
         let blocks: Vec<&BlockInfo> = self.blocks().iter().filter(|block| block.kind == BlockKind::Data).collect();
+        let mut counted = Counted::default();
         for blocks in at_once(&blocks) {
             let decoded: Vec<Decoded> = blocks
                 .par_iter()
@@ -217,14 +218,16 @@ impl Tape {
                 .map_err(TapeError::from)?;
             for (block, Decoded { definitions, events, damage }) in blocks.iter().zip(decoded) {
                 let mut part = Part { block: Some(block), definitions, events, damage };
-                if !append_definitions(block, &mut part.definitions.clone(), &mut all, &mut lost_rows) {
+                let fits = append_definitions(block, &mut part.definitions.clone(), &mut all, &mut lost_rows);
+                counted.block(block, fits);
+                if !fits {
                     let reason = "a block's definitions do not follow those before";
                     part = Part { block: Some(block), damage: vec![block_damage(block, reason)], ..Part::default() };
                 }
                 visit(&all, part)?;
             }
         }
-        self.tail(wanted, &owners, &mut all, &mut damage, &mut visit)?;
+        self.tail(wanted, &owners, &counted, &mut all, &mut damage, &mut visit)?;
         Ok((all, damage))
     }
 
@@ -233,6 +236,7 @@ impl Tape {
         &self,
         wanted: &Wanted,
         owners: &Owners,
+        counted: &Counted,
         all: &mut Definitions,
         damage: &mut Vec<Damage>,
         visit: &mut impl FnMut(&Definitions, Part<'_>) -> Result<(), E>,
@@ -248,16 +252,25 @@ impl Tape {
             let mut records = (Definitions::default(), Events::default());
             if !half.sound {
                 lost("a staging half's head is damaged");
+            } else if half.sequence != next && half.bytes() == 0 {
+                // It only counts what was lost. The block before it is not there.
+                whole = false;
             } else if half.sequence != next {
-                lost("what came before this staged data is lost, and with it what the data refers to");
+                lost(BEFORE_IS_LOST);
             } else if self.header.is_suspect() {
                 next = next.wrapping_add(1);
                 lost("the host restarted before this staged data was sealed");
-            } else if half.replay(&mut records.0, &mut records.1) {
-                next = next.wrapping_add(1);
             } else {
-                // How many definitions it had is not known, so the next half's ids are not either.
-                lost("staged data ends in a record that cannot be read");
+                let is_whole = half.replay(&mut records.0, &mut records.1);
+                if !counted.has_all_of(&records.0) {
+                    records = Default::default();
+                    lost(BEFORE_IS_LOST);
+                } else if is_whole {
+                    next = next.wrapping_add(1);
+                } else {
+                    // How many definitions it had is not known, so the next half's ids are not either.
+                    lost("staged data ends in a record that cannot be read");
+                }
             }
             (part.definitions, part.events) = records;
             all.append(&mut part.definitions.clone());
@@ -275,6 +288,45 @@ impl Tape {
             damage.retain(|damage| damage.offset < end);
         }
         Ok(())
+    }
+}
+
+const BEFORE_IS_LOST: &str = "what came before this staged data is lost, and with it what the data refers to";
+
+/// The definition tables of which it is known how many rows the blocks so far have: a block whose header is lost may
+/// have had some of any, until a later block with the table says where its ids begin.
+#[derive(Default)]
+struct Counted {
+    /// The number of the next block, if none is missing.
+    next: u64,
+    /// `None` for all.
+    tables: Option<Vec<u16>>,
+}
+
+impl Counted {
+    fn block(&mut self, block: &BlockInfo, fits: bool) {
+        if block.sequence != self.next || !fits {
+            self.tables = Some(Vec::new());
+        }
+        self.next = block.sequence.wrapping_add(1);
+        if let Some(tables) = self.tables.as_mut().filter(|_| fits) {
+            tables.extend(block.sections.iter().filter(|section| section.rows > 0).map(|section| section.table));
+        }
+    }
+
+    /// Whether the ids of further definitions are known.
+    fn has_all_of(&self, further: &Definitions) -> bool {
+        struct All<'a>(&'a [u16], &'a Definitions);
+        impl DefinitionVisitor for All<'_> {
+            type Error = ();
+            fn visit<T: Definition>(&mut self) -> Result<(), ()> {
+                (T::table(self.1).is_empty() || self.0.contains(&T::KIND)).then_some(()).ok_or(())
+            }
+        }
+        self.tables.as_ref().is_none_or(|tables| {
+            (further.strings.is_empty() || tables.contains(&(DefinitionKind::String as u16)))
+                && visit_definitions(&mut All(tables, further)).is_ok()
+        })
     }
 }
 
