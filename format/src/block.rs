@@ -35,6 +35,8 @@ pub const ALIGNMENT: u64 = 64;
 pub const MAX_ROWS: u64 = 1 << 20;
 /// No block's strings take more bytes.
 pub const MAX_TEXT_BYTES: u64 = 64 << 20;
+/// No payload is longer. A writer's blocks are not, as its halves have at most 16 MiB.
+pub const MAX_PAYLOAD_BYTES: u64 = 64 << 20;
 /// No directory is longer. All tables together need less than half; a walk over a damaged tape, which tries a block at
 /// every magic, reads no more than this for each.
 pub const MAX_DIRECTORY_BYTES: u32 = 4096;
@@ -422,6 +424,9 @@ impl BlockInfo {
             END => BlockKind::End,
             _ => return Err("a block of a kind that this version does not know"),
         };
+        if u64_at(48) > MAX_PAYLOAD_BYTES {
+            return Err("a block's contents are impossibly long");
+        }
         let from = offset + HEADER_BYTES as u64 + directory.len() as u64;
         let to = from.checked_add(u64_at(48)).filter(|&to| to <= length);
         let to = to.ok_or("the file ends within a block")?;

@@ -173,9 +173,14 @@ impl FileHeader {
 /// Text in 64 bytes, ended by a zero, cut between characters.
 fn text_field(text: &str) -> [u8; 64] {
     let mut field = [0; 64];
-    let cut = text.floor_char_boundary(63);
-    field[..cut].copy_from_slice(&text.as_bytes()[..cut]);
+    let text = cut(text);
+    field[..text.len()].copy_from_slice(text.as_bytes());
     field
+}
+
+/// As much of a text as stands in a header.
+pub(crate) fn cut(text: &str) -> &str {
+    &text[..text.floor_char_boundary(63)]
 }
 
 fn text_of(field: &[u8]) -> String {

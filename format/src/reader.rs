@@ -11,10 +11,10 @@ use std::path::Path;
 use rayon::prelude::*;
 
 use crate::block::{BlockInfo, BlockKind, MAX_ROWS_PER_BYTE, SectionDecoder};
-use crate::definition::Definitions;
+use crate::definition::{Definition, DefinitionVisitor, Definitions, visit_definitions};
 use crate::error::{Damage, TapeError};
 use crate::event::{ClockPair, Event, Events, KindVisitor, Loss, visit_kinds};
-use crate::header::{FileHeader, HEADER_BYTES};
+use crate::header::{self, FileHeader, HEADER_BYTES};
 use crate::owners::Owners;
 use crate::part::{Decoded, append_definitions, block_damage, decode};
 use crate::source::Source;
@@ -214,6 +214,7 @@ impl Tape {
         let mut lost_rows = lost_bytes.saturating_mul(MAX_ROWS_PER_BYTE);
         let blocks = self.blocks().iter().skip(from);
         let blocks: Vec<&BlockInfo> = blocks.filter(|block| block.kind == BlockKind::Data).collect();
+        let mut counted = Counted { next: next_sequence(&self.blocks()[..from]), tables: None };
         for blocks in at_once(&blocks) {
             let decoded: Vec<Decoded> = blocks
                 .par_iter()
@@ -225,14 +226,16 @@ impl Tape {
                 .map_err(TapeError::from)?;
             for (block, Decoded { definitions, events, damage }) in blocks.iter().zip(decoded) {
                 let mut part = Part { block: Some(block), definitions, events, damage, is_untold: false };
-                if !append_definitions(block, &mut part.definitions.clone(), &mut all, &mut lost_rows) {
+                let fits = append_definitions(block, &mut part.definitions.clone(), &mut all, &mut lost_rows);
+                counted.block(block, fits);
+                if !fits {
                     let reason = "a block's definitions do not follow those before";
                     part = Part { block: Some(block), damage: vec![block_damage(block, reason)], ..Part::default() };
                 }
                 visit(&all, part)?;
             }
         }
-        self.tail(wanted, &owners, &mut all, &mut damage, &mut visit)?;
+        self.tail(wanted, &owners, &counted, &mut all, &mut damage, &mut visit)?;
         Ok((all, damage))
     }
 
@@ -241,6 +244,7 @@ impl Tape {
         &self,
         wanted: &Wanted,
         owners: &Owners,
+        counted: &Counted,
         all: &mut Definitions,
         damage: &mut Vec<Damage>,
         visit: &mut impl FnMut(&Definitions, Part<'_>) -> Result<(), E>,
@@ -256,16 +260,25 @@ impl Tape {
             let mut records = (Definitions::default(), Events::default());
             if !half.sound {
                 lost("a staging half's head is damaged");
+            } else if half.sequence != next && half.bytes() == 0 {
+                // It only counts what was lost. The block before it is not there.
+                whole = false;
             } else if half.sequence != next {
-                lost("what came before this staged data is lost, and with it what the data refers to");
+                lost(BEFORE_IS_LOST);
             } else if self.header.is_suspect() {
                 next = next.wrapping_add(1);
                 lost("the host restarted before this staged data was sealed");
-            } else if half.replay(&mut records.0, &mut records.1) {
-                next = next.wrapping_add(1);
             } else {
-                // How many definitions it had is not known, so the next half's ids are not either.
-                lost("staged data ends in a record that cannot be read");
+                let is_whole = half.replay(&mut records.0, &mut records.1);
+                if !counted.has_all_of(&records.0) {
+                    records = Default::default();
+                    lost(BEFORE_IS_LOST);
+                } else if is_whole {
+                    next = next.wrapping_add(1);
+                } else {
+                    // How many definitions it had is not known, so the next half's ids are not either.
+                    lost("staged data ends in a record that cannot be read");
+                }
             }
             (part.definitions, part.events) = records;
             all.append(&mut part.definitions.clone());
@@ -283,6 +296,44 @@ impl Tape {
             damage.retain(|damage| damage.offset < end);
         }
         Ok(())
+    }
+}
+
+const BEFORE_IS_LOST: &str = "what came before this staged data is lost, and with it what the data refers to";
+
+/// The definition tables of which it is known how many rows the blocks so far have: a block whose header is lost may
+/// have had some of any, until a later block with the table says where its ids begin.
+struct Counted {
+    /// The number of the next block, if none is missing.
+    next: u64,
+    /// `None` for all.
+    tables: Option<Vec<u16>>,
+}
+
+impl Counted {
+    fn block(&mut self, block: &BlockInfo, fits: bool) {
+        if block.sequence != self.next || !fits {
+            self.tables = Some(Vec::new());
+        }
+        self.next = block.sequence.wrapping_add(1);
+        if let Some(tables) = self.tables.as_mut().filter(|_| fits) {
+            tables.extend(block.sections.iter().filter(|section| section.rows > 0).map(|section| section.table));
+        }
+    }
+
+    /// Whether the ids of further definitions are known.
+    fn has_all_of(&self, further: &Definitions) -> bool {
+        struct All<'a>(&'a [u16], &'a Definitions);
+        impl DefinitionVisitor for All<'_> {
+            type Error = ();
+            fn visit<T: Definition>(&mut self) -> Result<(), ()> {
+                (T::table(self.1).is_empty() || self.0.contains(&T::KIND)).then_some(()).ok_or(())
+            }
+        }
+        self.tables.as_ref().is_none_or(|tables| {
+            (further.strings.is_empty() || tables.contains(&(DefinitionKind::String as u16)))
+                && visit_definitions(&mut All(tables, further)).is_ok()
+        })
     }
 }
 
@@ -317,7 +368,8 @@ impl FileHeader {
     /// Whether the staging area may lack what never reached the disk: this host has restarted since.
     fn is_suspect(&self) -> bool {
         let boot = crate::writer::this_boot();
-        let same_host = std::fs::read_to_string("/proc/sys/kernel/hostname").is_ok_and(|name| name.trim() == self.host);
+        let same_host = std::fs::read_to_string("/proc/sys/kernel/hostname")
+            .is_ok_and(|name| header::cut(name.trim()) == self.host);
         same_host && self.boot_id != [0; 16] && boot != [0; 16] && boot != self.boot_id
     }
 }

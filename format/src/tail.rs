@@ -43,11 +43,13 @@ pub(crate) fn halves(tape: &Source, header: &FileHeader) -> io::Result<Vec<Half>
     };
     let offsets: Vec<u64> = (0..2).filter_map(offset).filter(is_there).collect();
     for _ in 0..TRIES {
-        let sequences =
-            || offsets.iter().map(|&at| word(tape, at + SEQUENCE_AT as u64)).collect::<io::Result<Vec<_>>>();
-        let before = sequences()?;
+        let words =
+            |of: usize| offsets.iter().map(move |&at| word(tape, at + of as u64)).collect::<io::Result<Vec<_>>>();
+        let (sequences, lost) = (words(SEQUENCE_AT)?, words(LOST_AT)?);
         let copied = offsets.iter().map(|&offset| half(tape, header, offset)).collect::<io::Result<Vec<_>>>()?;
-        if sequences()? == before {
+        // What was lost grows, until a row tells of it: that may have been copied beside the number.
+        let is_told = |(before, now): (&u64, &u64)| (*now as u32) < *before as u32;
+        if words(SEQUENCE_AT)? == sequences && !lost.iter().zip(&words(LOST_AT)?).any(is_told) {
             let mut halves: Vec<Half> = copied.into_iter().flatten().collect();
             halves.sort_by_key(|half| half.sequence);
             return Ok(halves);

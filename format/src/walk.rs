@@ -4,13 +4,14 @@
 //! short, and no payload is read here.
 
 use std::io;
+use std::ops::RangeInclusive;
 
 use crate::block::{ALIGNMENT, BlockInfo, MAGIC, MAX_FRONT_BYTES};
 use crate::error::Damage;
 use crate::source::Source;
 
-/// How much is looked through at once for the next block.
-const SEARCH_BYTES: u64 = 1 << 20;
+/// How much is looked through at once for the next block: little first, as it may begin right here, then ever more.
+const SEARCH_BYTES: RangeInclusive<u64> = 4 << 10..=1 << 20;
 
 /// What a walk has found so far.
 #[derive(Clone, Debug, Default)]
@@ -60,13 +61,15 @@ pub(crate) fn next_sequence(blocks: &[BlockInfo]) -> u64 {
 
 /// Where the next block begins; the end of the tape if none does.
 fn next_block(tape: &Source, mut at: u64) -> io::Result<u64> {
+    let mut bytes = *SEARCH_BYTES.start();
     while at < tape.length() {
-        let piece = tape.read(at, SEARCH_BYTES)?;
+        let piece = tape.read(at, bytes)?;
         let mut places = piece.chunks(ALIGNMENT as usize);
         if let Some(place) = places.position(|place| place.starts_with(&MAGIC)) {
             return Ok(at + place as u64 * ALIGNMENT);
         }
-        at += SEARCH_BYTES;
+        at += bytes;
+        bytes = (2 * bytes).min(*SEARCH_BYTES.end());
     }
     Ok(tape.length())
 }

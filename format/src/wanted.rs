@@ -16,7 +16,8 @@ pub struct Wanted {
     pub kinds: Vec<u16>,
     /// Only events of these processes (their ids); all if empty. Losses always come.
     pub processes: Vec<u32>,
-    /// Only these columns of events, by name; all if empty. The others are 0. Losses always come whole.
+    /// Only these columns of events, by name; all if empty. The others are 0, or what they are where they had to be
+    /// read for these or for what else is wanted. Losses always come whole.
     pub columns: Vec<&'static str>,
 }
 
@@ -83,7 +84,9 @@ impl Wanted {
 
     /// Whether a row of an event section can be wanted. One that ends exactly at `from` may be an instant, which is.
     pub(crate) fn may_be_in(&self, section: &SectionInfo) -> bool {
-        let processes = self.processes.iter().fold(0, |mask, &process| mask | mask_of(process));
+        // Rows of nobody (0) have no bit: they may be in any section.
+        let mask = |process| if process == 0 { u64::MAX } else { mask_of(process) };
+        let processes = self.processes.iter().fold(0, |all, &process| all | mask(process));
         self.wants_table(section.table)
             && self.from_ns.is_none_or(|from| section.last_ns >= from)
             && self.to_ns.is_none_or(|to| section.first_ns < to)

@@ -122,6 +122,8 @@ pub struct TapeWriter {
     /// Whether a record too long for a half is being sealed. Nothing may be staged behind it before that is done: if
     /// the writer is killed, the half could not be read without its block.
     long_under_way: bool,
+    /// The half behind that record's block: empty until the block is written, and there to count what is lost meanwhile.
+    behind_long: Option<OpenHalf>,
     lost: Lost,
     /// How many events the loss row tells of that waits for a half.
     telling: u64,
@@ -209,6 +211,7 @@ impl TapeWriter {
             sequence: 1,
             waiting: VecDeque::new(),
             long_under_way: false,
+            behind_long: None,
             lost: Lost::default(),
             telling: 0,
             when_full: options.when_full,
@@ -372,6 +375,9 @@ impl TapeWriter {
             if self.long_under_way {
                 return false;
             }
+            if self.open.is_none() {
+                self.open = self.behind_long.take();
+            }
             if let Some(open) = &mut self.open {
                 while self.waiting.front().is_some_and(|record| open.fits(record.len())) {
                     open.record(&self.waiting.pop_front().unwrap_or_default());
@@ -385,29 +391,25 @@ impl TapeWriter {
                 }
                 self.hand_over();
             }
-            if self.waiting.front().is_some_and(|record| record.len() > self.halves.capacity()) {
+            let untold = self.telling + self.lost.events;
+            if let Some(empty) = self.open.take() {
+                // What does not fit into an empty half makes a block of its own, which takes the half's number.
                 let record = self.waiting.pop_front().unwrap_or_default();
-                if let Some(empty) = self.open.take() {
-                    // Closed again without a record: the number it has is that of the record's block.
-                    self.free[empty.half()] = true;
-                    self.sequence -= 1;
-                }
                 self.long_under_way = true;
-                self.sequence += 1;
                 self.send(Job::Long(record));
+                self.behind_long = Some(self.halves.open(empty.half(), self.sequence, untold));
+                self.sequence += 1;
                 return false;
             }
-            if self.open.is_none() {
-                // Blocks are sealed from the halves in turn, but for a long record, which has none.
-                let next = 1 - self.last;
-                if !self.free[next] {
-                    return false;
-                }
-                self.free[next] = false;
-                self.last = next;
-                self.open = Some(self.halves.open(next, self.sequence, self.telling + self.lost.events));
-                self.sequence += 1;
+            // Blocks are sealed from the halves in turn, but for a long record, which has none.
+            let next = 1 - self.last;
+            if !self.free[next] {
+                return false;
             }
+            self.free[next] = false;
+            self.last = next;
+            self.open = Some(self.halves.open(next, self.sequence, untold));
+            self.sequence += 1;
         }
     }
 

