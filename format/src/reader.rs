@@ -19,7 +19,7 @@ use crate::owners::Owners;
 use crate::part::{Decoded, append_definitions, block_damage, decode};
 use crate::source::Source;
 use crate::table::{ColumnWriter, DefinitionKind, Row as _, Table, Value};
-use crate::tail::{Half, halves};
+use crate::tail::{Half, half_numbers, halves};
 use crate::walk::{Walk, next_sequence};
 use crate::wanted::Wanted;
 
@@ -88,8 +88,23 @@ impl Tape {
 
     /// Finds the blocks that follow the first `known`, and the tail.
     fn walk_from(&mut self, known: usize) -> Result<(), TapeError> {
+        /// Each try takes milliseconds, in which a writer would have to use a half again and be just writing a block.
+        const TRIES: usize = 20;
+        for _ in 1..TRIES {
+            if self.walk_once(known)? {
+                return Ok(());
+            }
+        }
+        self.walk_once(known)?;
+        Ok(())
+    }
+
+    /// Returns whether what was found belongs together: it does not if the tape ends in a block that is being written, of
+    /// a half that was copied when it still was another block's.
+    fn walk_once(&mut self, known: usize) -> Result<bool, TapeError> {
         // The halves are copied before the blocks are looked for. So a half that the writer seals in between is among
         // the blocks, and nothing that was on the tape when it was opened is missing.
+        let numbers = half_numbers(&self.source, &self.header)?;
         let mut halves = halves(&self.source, &self.header)?;
         self.source.grow()?;
         let Walk { blocks, damage } = &mut self.walk;
@@ -100,15 +115,16 @@ impl Tape {
         let Walk { blocks, damage } = &mut self.walk;
         // The last block may not be whole yet, or for ever, while the half that it is written from still is.
         let source = &self.source;
-        let is_torn = |last: &BlockInfo| -> std::io::Result<bool> {
-            let is_staged = halves.iter().any(|half| half.sequence == last.sequence);
-            Ok(is_staged && last.check(&source.range(last.payload())?).is_err())
-        };
+        let mut ends_in_damage = damage.last().is_some_and(|damage| damage.offset + damage.bytes == source.length());
         if let Some(last) = blocks.last()
-            && is_torn(last)?
+            && !numbers.is_empty()
+            && last.check(&source.range(last.payload())?).is_err()
         {
-            damage.push(block_damage(last, "the last block is not whole"));
-            blocks.pop();
+            ends_in_damage = true;
+            if halves.iter().any(|half| half.sequence == last.sequence) {
+                damage.push(block_damage(last, "the last block is not whole"));
+                blocks.pop();
+            }
         }
         let closed = blocks.last().is_some_and(|block| block.kind == BlockKind::End);
         let next = next_sequence(blocks);
@@ -119,7 +135,7 @@ impl Tape {
         self.lost = newest.map(|half| Loss { count: half.lost, ..Loss::default() });
         halves.retain(|half| !closed && half.sequence >= next);
         self.halves = halves;
-        Ok(())
+        Ok(!ends_in_damage || half_numbers(&self.source, &self.header)? == numbers)
     }
 
     /// The header.

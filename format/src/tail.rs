@@ -36,12 +36,7 @@ pub(crate) fn halves(tape: &Source, header: &FileHeader) -> io::Result<Vec<Half>
     /// Tries until both halves are as they were at one moment. A half is used again after thousands of events, so the
     /// second try does.
     const TRIES: usize = 1000;
-    let bytes = header.staging_half_bytes;
-    let offset = |index| bytes.checked_mul(index).and_then(|at| at.checked_add(FileHeader::STAGING_OFFSET));
-    let is_there = |&offset: &u64| {
-        bytes >= HALF_HEADER_BYTES as u64 && offset.checked_add(bytes).is_some_and(|end| end <= tape.length())
-    };
-    let offsets: Vec<u64> = (0..2).filter_map(offset).filter(is_there).collect();
+    let offsets = offsets(tape, header);
     for _ in 0..TRIES {
         let words =
             |of: usize| offsets.iter().map(move |&at| word(tape, at + of as u64)).collect::<io::Result<Vec<_>>>();
@@ -56,6 +51,21 @@ pub(crate) fn halves(tape: &Source, header: &FileHeader) -> io::Result<Vec<Half>
         }
     }
     Err(io::Error::new(io::ErrorKind::TimedOut, "the tape's open tail changes too fast to be read"))
+}
+
+/// The numbers of the halves as they are now, whatever they say.
+pub(crate) fn half_numbers(tape: &Source, header: &FileHeader) -> io::Result<Vec<u64>> {
+    offsets(tape, header).into_iter().map(|at| word(tape, at + SEQUENCE_AT as u64)).collect()
+}
+
+/// Where the halves are that are all there.
+fn offsets(tape: &Source, header: &FileHeader) -> Vec<u64> {
+    let bytes = header.staging_half_bytes;
+    let offset = |index| bytes.checked_mul(index).and_then(|at| at.checked_add(FileHeader::STAGING_OFFSET));
+    let is_there = |&offset: &u64| {
+        bytes >= HALF_HEADER_BYTES as u64 && offset.checked_add(bytes).is_some_and(|end| end <= tape.length())
+    };
+    (0..2).filter_map(offset).filter(is_there).collect()
 }
 
 /// A word of a half's head. What is read after it is as it was then, or newer.
