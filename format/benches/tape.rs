@@ -10,9 +10,9 @@ use std::hint::black_box;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use ktape_format::event::Launch;
+use ktape_format::event::{Kernel, Launch};
 use ktape_format::header::ClockKind;
-use ktape_format::{Options, Sink, Table, Tape, TapeWriter, Wanted, WhenFull};
+use ktape_format::{Options, Row as _, Sink, Table, Tape, TapeWriter, Wanted, WhenFull};
 
 /// How many launches fill one of a recorder's halves, but for a few.
 const HALF_EVENTS: u64 = 65_000;
@@ -166,14 +166,14 @@ fn reading(path: &Path, events: usize) -> Result<(), Box<dyn std::error::Error>>
     let all = best("open, read all, sum", &|| sum(&Wanted::default()));
     let columns = vec!["duration_ns"];
     let less = best("open, read the kernels' durations, sum", &|| {
-        sum(&Wanted { kinds: vec![4], columns: columns.clone(), ..Wanted::default() })
+        sum(&Wanted { kinds: vec![Kernel::KIND], columns: columns.clone(), ..Wanted::default() })
     });
     assert_eq!(all, less);
     let first_ns = open().first_ns().expect("has events");
     let from_ns = first_ns + 3 * SECOND_NS;
     best("open, read one second of one process, sum", &|| {
         let (from_ns, to_ns) = (Some(from_ns), Some(from_ns + SECOND_NS));
-        sum(&Wanted { from_ns, to_ns, processes: vec![2], kinds: vec![4], columns: columns.clone() })
+        sum(&Wanted { from_ns, to_ns, processes: vec![2], kinds: vec![Kernel::KIND], columns: columns.clone() })
     });
     Ok(())
 }
