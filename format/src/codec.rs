@@ -73,7 +73,7 @@ pub struct ColumnBytes<'a> {
     pub column: usize,
     /// How many rows its table has.
     pub rows: usize,
-    /// What it takes in the block, with its entry.
+    /// What it takes in the block, with about three bytes for its entry; [`crate::layout`] has it to the byte.
     pub bytes: usize,
     /// Its coding, the first byte of its parameters.
     pub coding: u8,
