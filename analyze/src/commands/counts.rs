@@ -7,7 +7,7 @@ use std::io::{self, Write};
 use textwrap::{Options, WordSeparator};
 
 use crate::human::{HumanCount, columns};
-use crate::import::kineto::Reason;
+use crate::import::Reason;
 use crate::timeline::names::printable;
 
 /// Writes `what: name count, name count`, the largest first; nothing if there are none.

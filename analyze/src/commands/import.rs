@@ -12,7 +12,7 @@ use super::counts::{write_counts, write_not_kept};
 use super::output::{self, Output};
 use super::{Outcome, progress, write_json};
 use crate::human::{HumanBytes, HumanCount};
-use crate::import::kineto::{self, ImportError, Progress, Summary};
+use crate::import::{self, ImportError, Progress, Summary};
 
 /// The options of `analyze import`.
 #[derive(clap::Args, Debug)]
@@ -47,7 +47,7 @@ pub fn run(args: &Args) -> Result<Outcome> {
     let options = Options::batch(concat!("ktape analyze ", env!("CARGO_PKG_VERSION")));
     let mut tape = TapeWriter::new(file.file().try_clone().with_context(name)?, &options).with_context(name)?;
     let bar = progress::bar("reading");
-    let outcome = kineto::import(&args.source, &mut tape, |Progress { done_bytes, total_bytes }| {
+    let outcome = import::import(&args.source, &mut tape, |Progress { done_bytes, total_bytes }| {
         bar.set_length(total_bytes);
         bar.set_position(done_bytes);
     });

@@ -10,7 +10,7 @@ use ktape_format::{Damage, Events, Memory, Owners, Row as _, Table as _, Tape, W
 use serde::Serialize;
 
 use super::Outcome;
-use crate::import::kineto;
+use crate::import;
 use crate::timeline::{Selection, Timeline, span_ns};
 
 /// An opened trace.
@@ -96,7 +96,7 @@ fn is_tape(path: &Path) -> Result<bool> {
 fn load_foreign(path: &Path, selection: &Selection) -> Result<Loaded> {
     let file_bytes = std::fs::metadata(path).with_context(|| path.display().to_string())?.len();
     let mut memory = Memory::default();
-    kineto::import(path, &mut memory, |_| {})?;
+    import::import(path, &mut memory, |_| {})?;
     let Memory { definitions, mut events, .. } = memory;
     let calls = match selection.leaves_out_callers() {
         true => Events {

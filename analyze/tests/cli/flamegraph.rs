@@ -8,7 +8,7 @@ use std::process::{Command, Output};
 
 use ktape_analyze::export::flamegraph::svg::{self, Caption};
 use ktape_analyze::export::flamegraph::{By, Shape, Tree, folded};
-use ktape_analyze::import::kineto;
+use ktape_analyze::import;
 use ktape_analyze::timeline::Timeline;
 use ktape_analyze::timeline::weights::{Value, weigh};
 use ktape_format::definition::{
@@ -558,7 +558,7 @@ fn real_traces_sum_to_an_independent_count() {
         let trace = shared.join("traces").join(count["trace"].as_str().unwrap());
         let tape = folder.path().join(format!("{name}.ktape"));
         let mut writer = TapeWriter::create(&tape, &Options::batch("test")).unwrap();
-        kineto::import(&trace, &mut writer, |_| {}).unwrap();
+        import::import(&trace, &mut writer, |_| {}).unwrap();
         writer.finish().unwrap();
         let devices = count["devices"].as_object().unwrap().values();
         let exact: u64 = devices.map(|device| device["sum_dur_ns"].as_u64().unwrap()).sum();

@@ -16,7 +16,7 @@ use super::json::Text;
 use super::names;
 
 /// Ids of one event only. The correlation joins what they joined.
-pub(super) const IDS: &[&str] = &[
+pub(in crate::import) const IDS: &[&str] = &[
     "External id",
     "external id",
     "Ev Idx",
@@ -31,7 +31,7 @@ pub(super) const IDS: &[&str] = &[
 ];
 
 /// What follows from size and duration, or from the shape and the device's limits.
-pub(super) const DERIVED: &[&str] =
+pub(in crate::import) const DERIVED: &[&str] =
     &["memory bandwidth (GB/s)", "blocks per SM", "warps per SM", "est. achieved occupancy %", "occupancy"];
 
 /// The arguments of an event that have columns. Absent ones are 0 or `None`.

@@ -13,7 +13,7 @@ use serde_json::Value;
 
 use super::error::Fault;
 use super::records::{Metadata, Place, Records};
-use super::summary::Summary;
+use crate::import::Summary;
 
 /// The definitions of where events happened.
 pub(super) struct Places {

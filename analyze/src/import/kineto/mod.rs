@@ -14,7 +14,6 @@ mod names;
 mod records;
 mod source;
 mod stacks;
-mod summary;
 mod time;
 mod write;
 
@@ -27,17 +26,9 @@ use error::Fault;
 use source::Source;
 use write::Writer;
 
-pub use error::ImportError;
-pub use summary::{Reason, Summary};
+pub(in crate::import) use arguments::{DERIVED, IDS};
 
-/// How far an import is, in bytes of the unpacked file.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Progress {
-    /// Bytes read.
-    pub done_bytes: u64,
-    /// Bytes there are.
-    pub total_bytes: u64,
-}
+use crate::import::{ImportError, Progress, Summary};
 
 /// Imports a trace, gzipped or not, into `sink`.
 pub fn import<S: Sink>(path: &Path, sink: &mut S, progress: impl FnMut(Progress)) -> Result<Summary, ImportError> {

@@ -9,7 +9,7 @@ use std::path::Path;
 use flate2::bufread::MultiGzDecoder;
 use memmap2::Mmap;
 
-use super::error::ImportError;
+use crate::import::ImportError;
 
 /// The text of a trace.
 #[derive(Debug)]

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use ktape_analyze::import::kineto::Summary;
+use ktape_analyze::import::Summary;
 use ktape_analyze::timeline::{DeviceOp, DeviceOpKind, Submitter, Timeline, intervals};
 use ktape_format::definition::{Context, Device, Frame, Stream};
 use ktape_format::event::{Event, Events, KindVisitor, visit_kinds};

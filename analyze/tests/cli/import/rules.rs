@@ -1,6 +1,6 @@
 //! Made-up traces, one rule at a time.
 
-use ktape_analyze::import::kineto::Summary;
+use ktape_analyze::import::Summary;
 use ktape_analyze::timeline::{DeviceOpKind, Submitter, Timeline};
 use ktape_format::Table;
 use ktape_format::definition::{

@@ -10,8 +10,8 @@ use super::super::category::Category;
 use super::super::error::Fault;
 use super::super::json::RawEvent;
 use super::super::records::{CounterValue, MemoryInstant, Metadata};
-use super::super::summary::Summary;
 use super::{Collector, Id};
+use crate::import::Summary;
 
 /// The category of instants on the profiler's own rows, which have none.
 const PROFILERS_OWN: &str = "Trace";

@@ -17,8 +17,8 @@ use super::category::Category;
 use super::error::Fault;
 use super::json::{Handler, RawEvent};
 use super::records::Records;
-use super::summary::Summary;
 use super::time::{Time, parse_microseconds};
+use crate::import::Summary;
 
 /// How many events lie between two reports of progress.
 const PROGRESS_STEP: u64 = 4096;

@@ -12,7 +12,7 @@ use super::devices::Places;
 use super::error::Fault;
 use super::records::{CallsByCorrelation, DeviceOp, Records, Work, is_without_shared_memory_of};
 use super::stacks::{self, Query, Rank, Span};
-use super::summary::Summary;
+use crate::import::Summary;
 
 /// Writes the records of one file.
 pub(super) struct Writer<'s, S> {

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use super::arguments::{DERIVED, IDS};
+use super::kineto::{DERIVED, IDS};
 
 /// What an import did. The counts of [`Summary::kept`] and [`Summary::not_kept`] together are those of
 /// [`Summary::read`].
@@ -31,17 +31,17 @@ impl Summary {
     }
 
     /// Adds to the count of `what name` in one of the maps.
-    pub(super) fn count(map: &mut BTreeMap<String, u64>, what: &str, name: &str, count: u64) {
+    pub(crate) fn count(map: &mut BTreeMap<String, u64>, what: &str, name: &str, count: u64) {
         *map.entry(format!("{what} {name}").trim_end().to_owned()).or_default() += count;
     }
 
     /// Counts a value that was put right.
-    pub(super) fn repair(&mut self, what: &'static str) {
+    pub(crate) fn repair(&mut self, what: &'static str) {
         self.repair_all(what, 1);
     }
 
     /// Counts values that were put right.
-    pub(super) fn repair_all(&mut self, what: &'static str, count: u64) {
+    pub(crate) fn repair_all(&mut self, what: &'static str, count: u64) {
         if count > 0 {
             *self.repaired.entry(what).or_default() += count;
         }

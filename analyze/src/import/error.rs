@@ -1,0 +1,62 @@
+//! Why a trace cannot be imported: which file, where in it, what was expected, and what to do.
+
+use std::io;
+use std::path::PathBuf;
+
+/// Why a trace cannot be imported.
+#[derive(Debug, thiserror::Error)]
+pub enum ImportError {
+    /// The file cannot be read.
+    #[error("{}: cannot read it", path.display())]
+    Read {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        #[source]
+        source: io::Error,
+    },
+    /// The compressed stream is damaged or ends early.
+    #[error("{}: gzip is damaged or cut off after {unpacked_bytes} unpacked bytes; fetch or record the trace again", path.display())]
+    Gzip {
+        /// The file.
+        path: PathBuf,
+        /// How much could be unpacked.
+        unpacked_bytes: u64,
+        /// Why no more.
+        #[source]
+        source: io::Error,
+    },
+    /// The file is something else than a Kineto trace.
+    #[error("{}: {found}", path.display())]
+    NotATrace {
+        /// The file.
+        path: PathBuf,
+        /// What it is instead, and what to do.
+        found: String,
+    },
+    /// The JSON is broken, or a value in it is not what Kineto writes there.
+    #[error("{}: byte {offset} (line {line}, column {column}){}: {problem}", path.display(), if *unpacked { " of the unpacked file" } else { "" })]
+    Malformed {
+        /// The file.
+        path: PathBuf,
+        /// Where, counted from 0 in the unpacked file.
+        offset: usize,
+        /// The line, counted from 1.
+        line: usize,
+        /// The byte in that line, counted from 1.
+        column: usize,
+        /// Whether the file was compressed, so that the offset is not one in the file as it lies on the disk.
+        unpacked: bool,
+        /// What is wrong and what was expected.
+        problem: String,
+    },
+    /// The events cannot be written.
+    #[error("cannot write the events of {}", path.display())]
+    Sink {
+        /// The file they come from.
+        path: PathBuf,
+        /// Why.
+        #[source]
+        source: Box<dyn std::error::Error + Send + Sync>,
+    },
+}
