@@ -32,6 +32,9 @@ pub struct Args {
     /// Overwrite the output if it exists
     #[arg(long)]
     force: bool,
+    /// Keep what is sound of a broken file; what was left out is counted, and a loss on the tape
+    #[arg(long)]
+    lenient: bool,
     /// Print what was read, kept and not kept as JSON
     #[arg(long)]
     json: bool,
@@ -47,8 +50,11 @@ pub fn run(args: &Args) -> Result<Outcome> {
     let options = Options::batch(concat!("ktape analyze ", env!("CARGO_PKG_VERSION")));
     let mut tape = TapeWriter::new(file.file().try_clone().with_context(name)?, &options).with_context(name)?;
     let bar = progress::bar("reading");
-    let outcome = import::import(&args.source, &mut tape, |Progress { done_bytes, total_bytes }| {
-        bar.set_length(total_bytes);
+    let options = import::Options { lenient: args.lenient };
+    let outcome = import::import(&args.source, &mut tape, &options, |Progress { done_bytes, total_bytes }| {
+        if let Some(total_bytes) = total_bytes {
+            bar.set_length(total_bytes);
+        }
         bar.set_position(done_bytes);
     });
     bar.finish_and_clear();

@@ -96,7 +96,7 @@ fn is_tape(path: &Path) -> Result<bool> {
 fn load_foreign(path: &Path, selection: &Selection) -> Result<Loaded> {
     let file_bytes = std::fs::metadata(path).with_context(|| path.display().to_string())?.len();
     let mut memory = Memory::default();
-    import::import(path, &mut memory, |_| {})?;
+    import::import(path, &mut memory, &import::Options::default(), |_| {})?;
     let Memory { definitions, mut events, .. } = memory;
     let calls = match selection.leaves_out_callers() {
         true => Events {

@@ -16,17 +16,19 @@ pub enum ImportError {
         source: io::Error,
     },
     /// The compressed stream is damaged or ends early.
-    #[error("{}: gzip is damaged or cut off after {unpacked_bytes} unpacked bytes; fetch or record the trace again", path.display())]
+    #[error("{}: gzip is damaged or cut off after {unpacked_bytes} unpacked bytes; fetch or record the trace again, or keep the {good_events} events before with --lenient", path.display())]
     Gzip {
         /// The file.
         path: PathBuf,
         /// How much could be unpacked.
         unpacked_bytes: u64,
+        /// How many events were read before.
+        good_events: u64,
         /// Why no more.
         #[source]
         source: io::Error,
     },
-    /// The file is something else than a Kineto trace.
+    /// The file is something else than a trace.
     #[error("{}: {found}", path.display())]
     NotATrace {
         /// The file.
@@ -34,19 +36,21 @@ pub enum ImportError {
         /// What it is instead, and what to do.
         found: String,
     },
-    /// The JSON is broken, or a value in it is not what Kineto writes there.
-    #[error("{}: byte {offset} (line {line}, column {column}){}: {problem}", path.display(), if *unpacked { " of the unpacked file" } else { "" })]
+    /// The text is broken, or a value in it is not what belongs there.
+    #[error("{}: byte {offset} (line {line}, column {column}){}: {problem}; good events before: {good_events} (--lenient keeps what is sound)", path.display(), if *unpacked { " of the unpacked file" } else { "" })]
     Malformed {
         /// The file.
         path: PathBuf,
         /// Where, counted from 0 in the unpacked file.
-        offset: usize,
+        offset: u64,
         /// The line, counted from 1.
-        line: usize,
+        line: u64,
         /// The byte in that line, counted from 1.
-        column: usize,
+        column: u64,
         /// Whether the file was compressed, so that the offset is not one in the file as it lies on the disk.
         unpacked: bool,
+        /// How many events were read before.
+        good_events: u64,
         /// What is wrong and what was expected.
         problem: String,
     },

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use super::BrokenParts;
 use super::kineto::{DERIVED, IDS};
 
 /// What an import did. The counts of [`Summary::kept`] and [`Summary::not_kept`] together are those of
@@ -18,6 +19,8 @@ pub struct Summary {
     pub not_kept_parts: BTreeMap<String, u64>,
     /// Entries kept with a value put right, by what was wrong.
     pub repaired: BTreeMap<&'static str, u64>,
+    /// What of the file is broken. Not among the entries read, as nobody knows how many they were.
+    pub broken: BrokenParts,
     /// Kernels, copies and memsets whose launching call is in the file.
     pub matched: u64,
     /// Kernels, copies and memsets without it: they were submitted before the recording began.
@@ -28,6 +31,21 @@ impl Summary {
     /// All that was not kept, entries and parts, by description.
     pub fn all_not_kept(&self) -> BTreeMap<String, u64> {
         self.not_kept.iter().chain(&self.not_kept_parts).map(|(name, count)| (name.clone(), *count)).collect()
+    }
+
+    /// Adds what was read of a part of the text that begins at `offset`.
+    pub(crate) fn add(&mut self, part: Summary, offset: u64) {
+        fn add<K: Ord>(all: &mut BTreeMap<K, u64>, part: BTreeMap<K, u64>) {
+            part.into_iter().for_each(|(key, count)| *all.entry(key).or_default() += count);
+        }
+        add(&mut self.read, part.read);
+        add(&mut self.kept, part.kept);
+        add(&mut self.not_kept, part.not_kept);
+        add(&mut self.not_kept_parts, part.not_kept_parts);
+        add(&mut self.repaired, part.repaired);
+        self.broken.add(part.broken, offset);
+        self.matched += part.matched;
+        self.unmatched += part.unmatched;
     }
 
     /// Adds to the count of `what name` in one of the maps.

@@ -8,7 +8,7 @@ use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::fmt;
 
-use serde::de::{DeserializeSeed, Deserializer, IgnoredAny, MapAccess, Visitor};
+use serde::de::{DeserializeSeed, Deserializer, IgnoredAny, MapAccess, SeqAccess, Visitor};
 use serde_json::value::RawValue;
 
 use super::category::Category;
@@ -73,8 +73,13 @@ pub(super) struct Arguments<'a> {
 pub(super) struct Reader {
     /// What is to be kept of the event read last, as the inside of a JSON object.
     kept: String,
-    /// How many arguments were dropped, by name.
-    pub(super) dropped: BTreeMap<String, u64>,
+    /// Which of [`IDS`] and then [`DERIVED`] the event read last had, a bit each: counted when it is known that the
+    /// whole of it is sound.
+    had: u32,
+    /// How many of them were dropped.
+    known: [u64; IDS.len() + DERIVED.len()],
+    /// How many others were dropped, by name.
+    others: BTreeMap<String, u64>,
 }
 
 /// What became of an argument.
@@ -85,19 +90,22 @@ enum Fate {
 }
 
 impl Reader {
-    /// Reads the arguments of an event.
-    pub(super) fn read<'a>(&mut self, category: Category, args: Option<&'a RawValue>) -> Arguments<'a> {
+    /// Begins an event.
+    pub(super) fn begin(&mut self) {
         self.kept.clear();
-        let mut arguments = Arguments::default();
-        let Some(args) = args else { return arguments };
-        if args.get().starts_with('{') {
-            let mut json = serde_json::Deserializer::from_str(args.get());
-            // The text was found to be valid JSON when the event was.
-            let _ = Object { reader: self, arguments: &mut arguments, category }.deserialize(&mut json);
-        } else if args.get() != "null" {
-            self.keep("args", args.get());
-        }
-        arguments
+        self.had = 0;
+    }
+
+    /// Reads the arguments of an event of a category, as part of reading the event.
+    pub(super) fn of(&mut self, category: Category) -> ArgumentsSeed<'_> {
+        ArgumentsSeed { reader: self, category }
+    }
+
+    /// Reads the arguments of an event whose category was not known before.
+    pub(super) fn read<'a>(&mut self, category: Category, args: Option<&'a RawValue>) -> Box<Arguments<'a>> {
+        let Some(args) = args else { return Box::default() };
+        // The text was found to be valid JSON when the event was.
+        self.of(category).deserialize(&mut serde_json::Deserializer::from_str(args.get())).unwrap_or_default()
     }
 
     /// Adds to what is kept of the event read last. `value` is JSON.
@@ -118,50 +126,115 @@ impl Reader {
         &self.kept
     }
 
-    fn count(&mut self, name: &str) {
-        match self.dropped.get_mut(name) {
-            Some(count) => *count += 1,
-            None => _ = self.dropped.insert(name.to_owned(), 1),
+    /// Counts what was dropped of the event read last.
+    pub(super) fn count(&mut self) {
+        let mut had = self.had;
+        while had != 0 {
+            self.known[had.trailing_zeros() as usize] += 1;
+            had &= had - 1;
+        }
+        self.had = 0;
+    }
+
+    /// How many arguments were dropped, by name.
+    pub(super) fn dropped(&self) -> BTreeMap<String, u64> {
+        let known = IDS.iter().chain(DERIVED).zip(self.known).filter(|(_, count)| *count > 0);
+        let mut dropped = self.others.clone();
+        known.for_each(|(name, count)| *dropped.entry((*name).to_owned()).or_default() += count);
+        dropped
+    }
+
+    fn drop(&mut self, name: &str) {
+        let number = IDS.iter().chain(DERIVED).position(|known| *known == name);
+        match number.map(|number| 1 << number) {
+            Some(bit) if self.had & bit == 0 => self.had |= bit,
+            // One that nobody knows, or the same once more.
+            _ => match self.others.get_mut(name) {
+                Some(count) => *count += 1,
+                None => _ = self.others.insert(name.to_owned(), 1),
+            },
         }
     }
 }
 
-struct Object<'r, 'a> {
+/// Reads an event's arguments.
+pub(super) struct ArgumentsSeed<'r> {
     reader: &'r mut Reader,
-    arguments: &'r mut Arguments<'a>,
     category: Category,
 }
 
-impl<'de> DeserializeSeed<'de> for Object<'_, 'de> {
-    type Value = ();
+impl<'de> DeserializeSeed<'de> for ArgumentsSeed<'_> {
+    type Value = Box<Arguments<'de>>;
 
-    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<(), D::Error> {
-        deserializer.deserialize_map(self)
+    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<Self::Value, D::Error> {
+        deserializer.deserialize_any(self)
     }
 }
 
-impl<'de> Visitor<'de> for Object<'_, 'de> {
-    type Value = ();
+impl<'de> Visitor<'de> for ArgumentsSeed<'_> {
+    type Value = Box<Arguments<'de>>;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("an object")
+        f.write_str("arguments")
     }
 
-    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<(), A::Error> {
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Self::Value, A::Error> {
+        let mut arguments = Box::<Arguments>::default();
         while let Some(Text(key)) = map.next_key()? {
             if IDS.contains(&&*key) {
                 map.next_value::<IgnoredAny>()?;
-                self.reader.count(&key);
+                self.reader.drop(&key);
                 continue;
             }
             let value: &RawValue = map.next_value()?;
-            match self.arguments.take(self.category, &key, value.get()) {
+            match arguments.take(self.category, &key, value.get()) {
                 Fate::Column => {}
-                Fate::Dropped => self.reader.count(&key),
+                Fate::Dropped => self.reader.drop(&key),
                 Fate::Kept => self.reader.keep(&key, value.get()),
             }
         }
-        Ok(())
+        Ok(arguments)
+    }
+
+    // What is no object has no place among the columns: it is kept as it is.
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<Self::Value, A::Error> {
+        let mut elements: Vec<&str> = Vec::new();
+        while let Some(element) = seq.next_element::<&RawValue>()? {
+            elements.push(element.get());
+        }
+        self.kept(&format!("[{}]", elements.join(",")))
+    }
+
+    fn visit_str<E>(self, text: &str) -> Result<Self::Value, E> {
+        self.kept(&serde_json::Value::from(text).to_string())
+    }
+
+    fn visit_u64<E>(self, number: u64) -> Result<Self::Value, E> {
+        self.kept(&number.to_string())
+    }
+
+    fn visit_i64<E>(self, number: i64) -> Result<Self::Value, E> {
+        self.kept(&number.to_string())
+    }
+
+    fn visit_f64<E>(self, number: f64) -> Result<Self::Value, E> {
+        self.kept(&number.to_string())
+    }
+
+    fn visit_bool<E>(self, is: bool) -> Result<Self::Value, E> {
+        self.kept(if is { "true" } else { "false" })
+    }
+
+    fn visit_unit<E>(self) -> Result<Self::Value, E> {
+        Ok(Box::default())
+    }
+}
+
+impl ArgumentsSeed<'_> {
+    fn kept<'a, E>(self, json: &str) -> Result<Box<Arguments<'a>>, E> {
+        self.reader.keep("args", json);
+        Ok(Box::default())
     }
 }
 
@@ -312,8 +385,10 @@ mod tests {
 
     fn read(reader: &mut Reader, category: Category, json: &str) -> (Arguments<'static>, String) {
         let json: &'static str = Box::leak(json.to_owned().into_boxed_str());
+        reader.begin();
         let arguments = reader.read(category, Some(serde_json::from_str(json).unwrap()));
-        (arguments, reader.kept_json().to_owned())
+        reader.count();
+        (*arguments, reader.kept_json().to_owned())
     }
 
     #[test]
@@ -328,7 +403,8 @@ mod tests {
         assert_eq!((arguments.device, arguments.stream, arguments.correlation), (Some(1), Some(9), 5));
         assert_eq!((arguments.grid, arguments.block, arguments.graph_node), ([4, 2, 1], [0; 3], 3));
         assert_eq!(kept, r#"{"Collective name":"all  reduce","In split size":[1,2]}"#);
-        let dropped: Vec<_> = reader.dropped.iter().map(|(name, count)| (name.as_str(), *count)).collect();
+        let dropped = reader.dropped();
+        let dropped: Vec<_> = dropped.iter().map(|(name, count)| (name.as_str(), *count)).collect();
         assert_eq!(dropped, [("External id", 1), ("blocks per SM", 1), ("queued", 1)]);
     }
 

@@ -34,12 +34,16 @@ pub(super) struct Places {
 
 impl Places {
     /// Defines the file's processes and threads.
-    pub(super) fn new<S: Sink>(sink: &mut S, source: &str, records: &mut Records) -> Result<Places, Fault> {
+    pub(super) fn new<S: Sink>(sink: &mut S, source: &str, records: &Records) -> Result<Places, Fault> {
         let mut places = Places {
             source: sink.string(source)?,
             vendor: records.vendor,
             properties: device_properties(records.device_properties.as_deref()),
-            priorities: std::mem::take(&mut records.priorities),
+            priorities: records
+                .priorities
+                .iter()
+                .map(|(place, priority)| (records.places.get(*place), *priority))
+                .collect(),
             processes: FxHashMap::default(),
             devices: FxHashMap::default(),
             streams: FxHashMap::default(),
@@ -47,14 +51,14 @@ impl Places {
             threads: vec![0],
             main_process: 0,
         };
-        let main_pid = records.processes.first().or(records.threads.keys.first().map(|(pid, _)| pid)).copied();
+        let main_pid = records.processes.things.first().or(records.threads.things.first().map(|(pid, _)| pid)).copied();
         // A file with device work only still has had a process; its number is not known.
         if let Some(pid) = main_pid.or((!records.device_ops.is_empty()).then_some(-1)) {
             places.main_process = places.process(sink, pid)?;
         }
-        for (pid, tid) in &records.threads.keys {
+        for (pid, tid) in &records.threads.things {
             // Python threads that the profiler could not identify are written as pid 0.
-            let real = *pid != 0 || records.processes.len() != 1;
+            let real = *pid != 0 || records.processes.things.len() != 1;
             let process = if real { places.process(sink, *pid)? } else { places.main_process };
             places.threads.push(sink.define(Thread { process, tid: *tid })?);
         }

@@ -1,8 +1,10 @@
-//! The walk over the file's JSON: one event at a time, borrowed from the text, nothing kept.
+//! The walk over the elements of `traceEvents`: one event at a time, borrowed from the text, nothing kept.
 //!
 //! serde_json finds where values begin and end. What an event needs as text (its name, category and phase) is
-//! decoded; everything else stays a slice of the text ([`RawValue`]) until somebody asks. [`Handler`] is the border:
-//! what stands behind it does not know how the events were found.
+//! decoded; its arguments are read in the same pass where its category is known by then, as it is in whatever Kineto
+//! writes; everything else stays a slice of the text ([`RawValue`]) until somebody asks. The walk is over a part of
+//! the array and says how it ended, so that a trace can be read in pieces. [`Handler`] is the border: what stands
+//! behind it does not know how the events were found.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -10,7 +12,15 @@ use std::fmt;
 use serde::de::{Deserialize, DeserializeSeed, Deserializer, IgnoredAny, MapAccess, SeqAccess, Visitor};
 use serde_json::value::RawValue;
 
+use super::arguments::{Arguments, Reader};
+use super::category::Category;
 use super::error::Fault;
+use crate::import::Broken;
+use crate::import::mixup::MEMORY_TIMELINE;
+use memchr::memchr_iter;
+
+use super::mend::mended;
+use super::pieces::next_event;
 
 /// One element of `traceEvents`.
 #[derive(Debug, Default)]
@@ -30,133 +40,194 @@ pub(super) struct RawEvent<'a> {
     /// `tid`: a number or a text.
     pub(super) tid: Option<&'a RawValue>,
     /// `args`.
-    pub(super) args: Option<&'a RawValue>,
+    pub(super) args: Args<'a>,
     /// The keys beside these.
     pub(super) other_keys: Vec<Cow<'a, str>>,
 }
 
+/// An event's arguments.
+#[derive(Debug, Default)]
+pub(super) enum Args<'a> {
+    #[default]
+    None,
+    /// As they stand in the text.
+    Raw(&'a RawValue),
+    /// Read already, for this category.
+    Read(Category, Box<Arguments<'a>>),
+}
+
+impl<'a> Args<'a> {
+    /// The JSON of arguments that were not read yet.
+    pub(super) fn raw(&self) -> Option<&'a RawValue> {
+        match self {
+            Args::Raw(value) => Some(value),
+            Args::None | Args::Read(..) => None,
+        }
+    }
+}
+
 /// Takes what the walk finds, in the file's order.
-pub(super) trait Handler<'a> {
+pub(super) trait Handler {
+    /// What reads an event's arguments.
+    fn reader(&mut self) -> &mut Reader;
     /// An element of `traceEvents`.
-    fn event(&mut self, event: RawEvent<'a>) -> Result<(), Fault>;
-    /// Any other key of the top-level object, with its value as JSON.
-    fn top_level(&mut self, key: &str, value: &'a RawValue) -> Result<(), Fault>;
+    fn event<'a>(&mut self, event: RawEvent<'a>) -> Result<(), BadValue<'a>>;
+    /// An event that was broken. It was mended and handed to [`Handler::event`], or left out.
+    fn broken(&mut self, broken: Broken);
 }
 
-/// Walks over a trace: an object with `traceEvents`, or only the array.
-pub(super) fn walk<'a>(text: &'a [u8], handler: &mut impl Handler<'a>) -> Result<(), Fault> {
-    let begin = text.strip_prefix(b"\xef\xbb\xbf").unwrap_or(text);
-    expect_json(begin)?;
-    let mut json = serde_json::Deserializer::from_slice(begin);
-    let mut walk = Walk { handler, fault: None, events: 0, has_events: false };
-    let outcome = json.deserialize_any(TopLevel(&mut walk)).and_then(|()| json.end());
-    match (walk.fault, outcome) {
-        (Some(fault), _) => Err(fault),
-        (None, Err(error)) => Err(syntax_fault(text, text.len() - begin.len(), &error, walk.events)),
-        (None, Ok(())) if !walk.has_events => Err(Fault::NotATrace(
-            "JSON without `traceEvents`: not a profiler trace; export one with `prof.export_chrome_trace(…)`".into(),
-        )),
-        (None, Ok(())) => Ok(()),
-    }
+/// A value that is JSON, but not what belongs there.
+#[derive(Debug)]
+pub(super) struct BadValue<'a> {
+    pub(super) value: &'a RawValue,
+    pub(super) problem: String,
 }
 
-/// Says what a file is that cannot be JSON, where it is a likely mix-up.
-fn expect_json(text: &[u8]) -> Result<(), Fault> {
-    let found = match text.iter().find(|byte| !byte.is_ascii_whitespace()) {
-        None => "is empty; the profiler had not written it yet, or its disk was full",
-        Some(b'{' | b'[') => return Ok(()),
-        _ if text.starts_with(&ktape_format::header::MAGIC) => "a tape already; `analyze info` says what is on it",
-        _ if text.starts_with(b"SQLite format 3\0") => {
-            "an SQLite database, as Nsight Systems exports it, which cannot be read yet; export a trace of PyTorch's \
-             profiler with `prof.export_chrome_trace(…)`"
+/// What comes next in the array.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Expect {
+    /// An element or the array's end.
+    First,
+    /// An element, after a comma.
+    Element,
+    /// A comma or the array's end.
+    Comma,
+}
+
+/// How the walk over a part of the array ended.
+#[derive(Debug)]
+pub(super) struct Stop {
+    /// How much of the text was read.
+    pub(super) at: usize,
+    pub(super) state: StopState,
+}
+
+/// Why a walk ended.
+#[derive(Debug)]
+pub(super) enum StopState {
+    /// The text ended between two elements.
+    Between(Expect),
+    /// The text ended within the element that begins at [`Stop::at`], or may have.
+    Within,
+    /// The array ended.
+    Closed,
+    /// What begins at [`Stop::at`] is broken, and no event seems to begin behind it.
+    Broken { offset: usize, problem: String },
+    /// The import cannot go on.
+    Fault(Fault),
+}
+
+/// Why an element was not taken.
+enum Refused {
+    /// The text ends in it.
+    Cut,
+    /// It is not JSON, or not an event.
+    Broken { offset: usize, problem: String },
+    /// The text is no trace.
+    Fault(Fault),
+}
+
+/// Walks over elements. With `lenient` a broken one is mended or left out, and the walk goes on where the next event
+/// seems to begin.
+pub(super) fn elements(text: &[u8], mut expect: Expect, lenient: bool, handler: &mut impl Handler) -> Stop {
+    let mut at = 0;
+    let mut valid = Valid::from(text, at);
+    loop {
+        at = text.len() - text[at..].trim_ascii_start().len();
+        let stop = |state| Stop { at, state };
+        let (offset, problem) = match (text.get(at), expect) {
+            (None, _) => return stop(StopState::Between(expect)),
+            (Some(b']'), Expect::First | Expect::Comma) => return Stop { at: at + 1, state: StopState::Closed },
+            (Some(b','), Expect::Comma) => {
+                at += 1;
+                expect = Expect::Element;
+                continue;
+            }
+            (Some(_), Expect::Comma) => (at, "not JSON here: expected `,` or `]` after an event".into()),
+            (Some(_), Expect::First | Expect::Element) => match element(valid.after(at), handler) {
+                Ok(length) => {
+                    at += length;
+                    expect = Expect::Comma;
+                    continue;
+                }
+                Err(Refused::Cut) => match valid.bad {
+                    None => return stop(StopState::Within),
+                    Some(offset) => (offset, "a byte that is not UTF-8, as JSON must be".into()),
+                },
+                Err(Refused::Broken { offset, problem }) => (at + offset, problem),
+                Err(Refused::Fault(fault)) => return stop(StopState::Fault(fault)),
+            },
+        };
+        match next_event(text, at + 1).filter(|_| lenient) {
+            Some(next) => {
+                broken(&text[..next], at, problem, handler);
+                at = next;
+                expect = Expect::Element;
+                if valid.bad.is_some_and(|bad| bad < at) {
+                    valid = Valid::from(text, at);
+                }
+            }
+            None => return stop(StopState::Broken { offset, problem }),
         }
-        // PROTO and the protocol's number, 2 or later.
-        _ if matches!(text, [0x80, 2..=5, ..]) => {
-            "a Python pickle, as `torch.cuda.memory._dump_snapshot(…)` writes it, which cannot be read yet; export the \
-             trace itself with `prof.export_chrome_trace(…)`"
+    }
+}
+
+/// Takes what begins at `at`, and ends with the text, as far as it can be mended.
+pub(super) fn broken(text: &[u8], at: usize, problem: String, handler: &mut impl Handler) {
+    let span = text[at..].trim_ascii_end();
+    let span = span.strip_suffix(b",").unwrap_or(span);
+    let whole = mended(span);
+    let is_mended = element(&whole, handler).is_ok_and(|length| whole[length..].trim_ascii().is_empty());
+    handler.broken(Broken { offset: at as u64, bytes: span.len() as u64, mended: is_mended, problem });
+}
+
+/// The text from a place on, as far as it is UTF-8: checked once, so that strings need not be looked at again.
+struct Valid<'t> {
+    from: usize,
+    text: &'t str,
+    /// Where there is a byte that is not; none where the text ends, be it within a character.
+    bad: Option<usize>,
+}
+
+impl<'t> Valid<'t> {
+    fn from(text: &'t [u8], from: usize) -> Valid<'t> {
+        match std::str::from_utf8(&text[from..]) {
+            Ok(text) => Valid { from, text, bad: None },
+            Err(error) => Valid {
+                from,
+                text: std::str::from_utf8(&text[from..from + error.valid_up_to()]).unwrap_or_default(),
+                bad: error.error_len().map(|_| from + error.valid_up_to()),
+            },
         }
-        _ if text.starts_with(b"PK\x03\x04") => "a ZIP archive; unpack it and name the trace in it",
-        _ => "not JSON; expected a PyTorch profiler trace, as `prof.export_chrome_trace(…)` writes it",
-    };
-    Err(Fault::NotATrace(found.to_owned()))
-}
+    }
 
-struct Walk<'h, H> {
-    handler: &'h mut H,
-    /// What went wrong in the handler: serde's own errors carry text only.
-    fault: Option<Fault>,
-    events: u64,
-    has_events: bool,
-}
-
-impl<H> Walk<'_, H> {
-    fn checked<E: serde::de::Error>(&mut self, outcome: Result<(), Fault>) -> Result<(), E> {
-        outcome.map_err(|fault| {
-            self.fault = Some(fault);
-            E::custom("stopped by the handler")
-        })
+    fn after(&self, at: usize) -> &'t str {
+        self.text.get(at - self.from..).unwrap_or_default()
     }
 }
 
-struct TopLevel<'w, 'h, H>(&'w mut Walk<'h, H>);
-
-impl<'de, H: Handler<'de>> Visitor<'de> for TopLevel<'_, '_, H> {
-    type Value = ();
-
-    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("an object with `traceEvents`, or an array of events")
-    }
-
-    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<(), A::Error> {
-        while let Some(Text(key)) = map.next_key()? {
-            if key == "traceEvents" {
-                map.next_value_seed(EventList(&mut *self.0))?;
-            } else {
-                let value = map.next_value()?;
-                let outcome = self.0.handler.top_level(&key, value);
-                self.0.checked(outcome)?;
+/// Reads the element that the text begins with and hands it on. Returns its length.
+fn element(text: &str, handler: &mut impl Handler) -> Result<usize, Refused> {
+    let mut json = serde_json::Deserializer::from_str(text);
+    let reader = handler.reader();
+    let element = ElementSeed { reader }.deserialize(&mut json);
+    match element {
+        Ok(Element::Event(event)) => {
+            let end = json.into_iter::<IgnoredAny>().byte_offset();
+            match handler.event(event) {
+                Ok(()) => Ok(end),
+                Err(BadValue { value, problem }) => {
+                    let offset = value.get().as_ptr().addr() - text.as_ptr().addr();
+                    Err(Refused::Broken { offset, problem })
+                }
             }
         }
-        Ok(())
-    }
-
-    fn visit_seq<A: SeqAccess<'de>>(self, seq: A) -> Result<(), A::Error> {
-        EventList(self.0).visit_seq(seq)
-    }
-}
-
-struct EventList<'w, 'h, H>(&'w mut Walk<'h, H>);
-
-impl<'de, H: Handler<'de>> DeserializeSeed<'de> for EventList<'_, '_, H> {
-    type Value = ();
-
-    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<(), D::Error> {
-        deserializer.deserialize_seq(self)
-    }
-}
-
-impl<'de, H: Handler<'de>> Visitor<'de> for EventList<'_, '_, H> {
-    type Value = ();
-
-    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("an array of events")
-    }
-
-    fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<(), A::Error> {
-        self.0.has_events = true;
-        while let Some(element) = seq.next_element()? {
-            let outcome = match element {
-                Element::Event(event) => self.0.handler.event(event),
-                Element::Row => Err(Fault::NotATrace(
-                    "a memory timeline (`prof.export_memory_timeline(…)`), which has allocations but no kernels and no \
-                     stacks; export the trace itself with `prof.export_chrome_trace(…)`"
-                        .into(),
-                )),
-            };
-            self.0.checked(outcome)?;
-            self.0.events += 1;
+        Ok(Element::Row) => Err(Refused::Fault(Fault::NotATrace(MEMORY_TIMELINE.to_owned()))),
+        Err(error) if error.is_eof() => Err(Refused::Cut),
+        Err(error) => {
+            let (offset, problem) = syntax_fault(text.as_bytes(), &error);
+            Err(Refused::Broken { offset, problem })
         }
-        Ok(())
     }
 }
 
@@ -166,43 +237,54 @@ enum Element<'a> {
     Row,
 }
 
-impl<'de> Deserialize<'de> for Element<'de> {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct ElementVisitor;
-        impl<'de> Visitor<'de> for ElementVisitor {
-            type Value = Element<'de>;
+struct ElementSeed<'r> {
+    reader: &'r mut Reader,
+}
 
-            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str("an event (an object with `ph`, `ts`, `name`)")
-            }
+impl<'de> DeserializeSeed<'de> for ElementSeed<'_> {
+    type Value = Element<'de>;
 
-            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Element<'de>, A::Error> {
-                let mut event = RawEvent::default();
-                while let Some(Text(key)) = map.next_key()? {
-                    match &*key {
-                        "ph" => event.phase = map.next_value::<Text>()?.0,
-                        "name" => event.name = map.next_value::<Text>()?.0,
-                        "cat" => event.category = map.next_value::<Text>()?.0,
-                        "ts" => event.ts = Some(map.next_value()?),
-                        "dur" => event.dur = Some(map.next_value()?),
-                        "pid" => event.pid = Some(map.next_value()?),
-                        "tid" => event.tid = Some(map.next_value()?),
-                        "args" => event.args = Some(map.next_value()?),
-                        _ => {
-                            map.next_value::<IgnoredAny>()?;
-                            event.other_keys.push(key);
-                        }
-                    }
+    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<Element<'de>, D::Error> {
+        deserializer.deserialize_any(self)
+    }
+}
+
+impl<'de> Visitor<'de> for ElementSeed<'_> {
+    type Value = Element<'de>;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("an event (an object with `ph`, `ts`, `name`)")
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Element<'de>, A::Error> {
+        self.reader.begin();
+        let mut event = RawEvent::default();
+        while let Some(Text(key)) = map.next_key()? {
+            match &*key {
+                "ph" => event.phase = map.next_value::<Text>()?.0,
+                "name" => event.name = map.next_value::<Text>()?.0,
+                "cat" => event.category = map.next_value::<Text>()?.0,
+                "ts" => event.ts = Some(map.next_value()?),
+                "dur" => event.dur = Some(map.next_value()?),
+                "pid" => event.pid = Some(map.next_value()?),
+                "tid" => event.tid = Some(map.next_value()?),
+                "args" if event.phase == "X" && !event.category.is_empty() => {
+                    let category = Category::of(&event.category);
+                    event.args = Args::Read(category, map.next_value_seed(self.reader.of(category))?);
                 }
-                Ok(Element::Event(event))
-            }
-
-            fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<Element<'de>, A::Error> {
-                while seq.next_element::<IgnoredAny>()?.is_some() {}
-                Ok(Element::Row)
+                "args" => event.args = Args::Raw(map.next_value()?),
+                _ => {
+                    map.next_value::<IgnoredAny>()?;
+                    event.other_keys.push(key);
+                }
             }
         }
-        deserializer.deserialize_any(ElementVisitor)
+        Ok(Element::Event(event))
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<Element<'de>, A::Error> {
+        while seq.next_element::<IgnoredAny>()?.is_some() {}
+        Ok(Element::Row)
     }
 }
 
@@ -232,28 +314,21 @@ impl<'de> Deserialize<'de> for Text<'de> {
     }
 }
 
-/// serde_json names line and column; people with a 50 MB line need the byte.
-fn syntax_fault(text: &[u8], skipped: usize, error: &serde_json::Error, events: u64) -> Fault {
+/// Where in the text something is no JSON, and what: serde_json names line and column, people with a 50 MB line need
+/// the byte.
+pub(super) fn syntax_fault(text: &[u8], error: &serde_json::Error) -> (usize, String) {
     let line_start = match error.line() {
-        0 | 1 => skipped,
-        line => text.iter().enumerate().filter(|(_, byte)| **byte == b'\n').nth(line - 2).map_or(0, |(at, _)| at + 1),
+        0 | 1 => 0,
+        line => memchr_iter(b'\n', text).nth(line - 2).map_or(0, |at| at + 1),
     };
-    let offset = if error.is_eof() { text.len() } else { (line_start + error.column()).saturating_sub(1) };
+    let offset = (line_start + error.column()).saturating_sub(1);
     let said = error.to_string();
     let said = said.rsplit_once(" at line ").map_or(said.as_str(), |(what, _)| what);
-    let problem = if error.is_eof() {
-        format!(
-            "the file ends in the middle of its JSON (complete events before: {events}); the writer was killed or the \
-             copy cut short: record or copy it again"
-        )
-    } else if said.starts_with("control character") {
-        let byte = text.get(offset).copied().unwrap_or(0);
-        format!(
-            "a control character ({byte:#04x}) inside a string, which JSON forbids (good events before: {events}); \
-             replace that byte"
-        )
-    } else {
-        format!("not JSON here: {said} (good events before: {events})")
+    let problem = match text.get(offset) {
+        Some(byte) if said.starts_with("control character") => {
+            format!("a control character ({byte:#04x}) inside a string, which JSON forbids")
+        }
+        _ => format!("not JSON here: {said}"),
     };
-    Fault::At { offset, problem }
+    (offset, problem)
 }

@@ -5,6 +5,8 @@
 //! and frames are already the sink's ids; threads and places on devices are numbers into the lists here, as their
 //! process is not known yet.
 
+use std::hash::Hash;
+
 use ktape_format::definition::Shape;
 use ktape_format::event::{Counter, Mark, Range, Slice, timing};
 use rustc_hash::FxHashMap;
@@ -32,13 +34,13 @@ pub(super) struct Call {
     pub(super) start_ns: i64,
     pub(super) duration_ns: u64,
     pub(super) correlation: u64,
-    /// Number into [`Threads`].
+    /// Number into [`Records::threads`].
     pub(super) thread: u32,
     pub(super) function: u32,
     pub(super) args: u32,
     pub(super) name: CallName,
-    /// What a HIP launch says of its kernel.
-    pub(super) shape: Option<Box<Shape>>,
+    /// What a HIP launch says of its kernel: number into [`Records::shapes`].
+    pub(super) shape: Option<u32>,
 }
 
 /// A kernel, copy or memset.
@@ -47,7 +49,8 @@ pub(super) struct DeviceOp {
     pub(super) start_ns: i64,
     pub(super) duration_ns: u64,
     pub(super) correlation: u64,
-    pub(super) place: Place,
+    /// Number into [`Records::places`].
+    pub(super) place: u32,
     pub(super) graph: u64,
     pub(super) graph_node: u64,
     pub(super) args: u32,
@@ -59,15 +62,27 @@ pub(super) struct DeviceOp {
 /// What a device did.
 #[derive(Debug)]
 pub(super) enum Work {
-    Kernel(Shape),
-    Memcpy { bytes: u64, kind: u8, source_memory: u8, target_memory: u8, peer_device: Option<u32>, name: u32 },
-    Memset { bytes: u64, target_memory: u8, name: u32 },
+    /// With a number into [`Records::shapes`].
+    Kernel(u32),
+    Memcpy {
+        bytes: u64,
+        kind: u8,
+        source_memory: u8,
+        target_memory: u8,
+        peer_device: Option<u32>,
+        name: u32,
+    },
+    Memset {
+        bytes: u64,
+        target_memory: u8,
+        name: u32,
+    },
 }
 
 /// A slice of a thread.
 #[derive(Debug)]
 pub(super) struct ThreadSlice {
-    /// With a number into [`Threads`].
+    /// With a number into [`Records::threads`].
     pub(super) row: Slice,
     /// Where it stands in a stack; `None` for what is in none.
     pub(super) rank: Option<Rank>,
@@ -78,10 +93,10 @@ pub(super) struct ThreadSlice {
 /// A range of a thread or of a place on a device.
 #[derive(Debug)]
 pub(super) struct NamedRange {
-    /// With a number into [`Threads`].
+    /// With a number into [`Records::threads`].
     pub(super) row: Range,
-    /// Where on a device, for one that is there.
-    pub(super) place: Option<Place>,
+    /// Where on a device, for one that is there: number into [`Records::places`].
+    pub(super) place: Option<u32>,
     /// The frame that it is in the stacks of its thread; 0 for a range that is in none.
     pub(super) frame: u32,
     /// The correlation of a synchronisation record, which tells its process.
@@ -92,7 +107,7 @@ pub(super) struct NamedRange {
 #[derive(Debug)]
 pub(super) struct MemoryInstant {
     pub(super) start_ns: i64,
-    /// Number into [`Threads`].
+    /// Number into [`Records::threads`].
     pub(super) thread: u32,
     /// `None` for host memory.
     pub(super) device: Option<u32>,
@@ -119,7 +134,8 @@ pub(super) struct CounterValue {
 pub(super) struct SyncRecord {
     /// The `sync_kind` code; `None` where a stream is made to wait for an event, and the host does not.
     pub(super) kind: Option<u8>,
-    pub(super) place: Place,
+    /// Number into [`Records::places`].
+    pub(super) place: u32,
     pub(super) event: u64,
     pub(super) recorded_by: u64,
 }
@@ -137,27 +153,43 @@ pub(super) struct Metadata {
 /// The first call with each correlation: its number in [`Records::calls`].
 pub(super) type CallsByCorrelation = FxHashMap<u64, u32>;
 
-/// The threads of the file, numbered from 1 in order of appearance; 0 is none.
-#[derive(Debug, Default)]
-pub(super) struct Threads {
-    pub(super) keys: Vec<ThreadKey>,
-    numbers: FxHashMap<ThreadKey, u32>,
+/// Things that many records have, numbered from 1 in order of appearance; 0 is none.
+#[derive(Debug)]
+pub(super) struct Numbered<T> {
+    pub(super) things: Vec<T>,
+    numbers: FxHashMap<T, u32>,
 }
 
-impl Threads {
-    /// The number of a thread.
-    pub(super) fn number(&mut self, key: ThreadKey) -> u32 {
-        let next = self.keys.len() as u32 + 1;
-        let number = *self.numbers.entry(key).or_insert(next);
+impl<T> Default for Numbered<T> {
+    fn default() -> Self {
+        Numbered { things: Vec::new(), numbers: FxHashMap::default() }
+    }
+}
+
+impl<T: Copy + Eq + Hash> Numbered<T> {
+    /// The number of a thing.
+    pub(super) fn number(&mut self, thing: T) -> u32 {
+        let next = self.things.len() as u32 + 1;
+        let number = *self.numbers.entry(thing).or_insert(next);
         if number == next {
-            self.keys.push(key);
+            self.things.push(thing);
         }
         number
     }
 
-    /// The number of a thread that has events.
-    pub(super) fn find(&self, key: ThreadKey) -> Option<u32> {
-        self.numbers.get(&key).copied()
+    /// The number of a thing that has one.
+    pub(super) fn find(&self, thing: T) -> Option<u32> {
+        self.numbers.get(&thing).copied()
+    }
+
+    /// The thing with a number, which is not 0.
+    pub(super) fn get(&self, number: u32) -> T {
+        self.things[number as usize - 1]
+    }
+
+    /// Numbers the things of a part; returns their numbers here by those there, with 0 for none.
+    pub(super) fn number_all(&mut self, part: &Numbered<T>, with: impl Fn(T) -> T) -> Vec<u32> {
+        std::iter::once(0).chain(part.things.iter().map(|thing| self.number(with(*thing)))).collect()
     }
 }
 
@@ -186,6 +218,13 @@ impl Starts {
         }
     }
 
+    /// Takes the starts of another part of the text into account.
+    pub(super) fn join(&mut self, other: Starts) {
+        self.least_ns = self.least_ns.min(other.least_ns);
+        self.greatest_ns = self.greatest_ns.max(other.greatest_ns);
+        self.least_set_ns = self.least_set_ns.min(other.least_set_ns);
+    }
+
     /// The start of an event that the profiler gave none: the earliest of the others.
     pub(super) fn set(&self, start_ns: &mut i64) -> bool {
         let unset = self.is_unset(*start_ns);
@@ -205,9 +244,11 @@ impl Starts {
 /// Everything of a file.
 #[derive(Debug, Default)]
 pub(super) struct Records {
-    pub(super) threads: Threads,
+    pub(super) threads: Numbered<ThreadKey>,
+    pub(super) places: Numbered<Place>,
+    pub(super) shapes: Numbered<Shape>,
     /// The pids of processes that really ran, in order of appearance.
-    pub(super) processes: Vec<i64>,
+    pub(super) processes: Numbered<i64>,
     pub(super) calls: Vec<Call>,
     pub(super) device_ops: Vec<DeviceOp>,
     pub(super) slices: Vec<ThreadSlice>,
@@ -217,8 +258,8 @@ pub(super) struct Records {
     pub(super) counters: Vec<CounterValue>,
     /// By correlation.
     pub(super) syncs: FxHashMap<u64, SyncRecord>,
-    /// Streams' priorities, where the file says them.
-    pub(super) priorities: FxHashMap<Place, i32>,
+    /// Streams' priorities, where the file says them, by number of the place.
+    pub(super) priorities: FxHashMap<u32, i32>,
     pub(super) metadata: Vec<Metadata>,
     pub(super) starts: Starts,
     /// `baseTimeNanoseconds`.

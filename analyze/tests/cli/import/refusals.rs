@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use ktape_analyze::import::kineto;
+use ktape_analyze::import::{Options, kineto};
 use ktape_format::Memory;
 
 use super::{fixture, import};
@@ -34,7 +34,7 @@ fn says(path: &Path, parts: &[&str]) {
 #[test]
 fn broken_json_is_refused_with_its_place() {
     says(&fixture("control_character.json"), &["byte 145 (line 3, column 43)", "control character", "0x01"]);
-    says(&fixture("truncated.json"), &["byte 160", "the file ends", "complete events before: 1"]);
+    says(&fixture("truncated.json"), &["byte 160", "the file ends", "good events before: 1"]);
     says(&fixture("bad_number.json"), &["line 2"]);
     says(&fixture("bad_time.json"), &["byte 86 (line 2, column 69)", "`ts` is \"soon\"", "microseconds"]);
 }
@@ -78,10 +78,13 @@ fn a_trace_cut_anywhere_is_refused() {
     let text = std::fs::read(fixture("modern.json")).unwrap();
     let whole = text.trim_ascii_end().len();
     for length in 0..whole {
-        let outcome = kineto::import_bytes(&text[..length], "cut.json", &mut Memory::default(), |_| {});
+        let outcome =
+            kineto::import_bytes(&text[..length], "cut.json", &mut Memory::default(), &Options::default(), |_| {});
         assert!(outcome.is_err(), "cut to {length} bytes");
     }
-    assert!(kineto::import_bytes(&text[..whole], "whole.json", &mut Memory::default(), |_| {}).is_ok());
+    assert!(
+        kineto::import_bytes(&text[..whole], "whole.json", &mut Memory::default(), &Options::default(), |_| {}).is_ok()
+    );
 }
 
 /// Whatever a byte is replaced with, the import succeeds or says why not; it never panics.
@@ -92,7 +95,7 @@ fn a_changed_byte_is_survived() {
         for byte in [b'9', b'-', b'"'] {
             let mut text = text.clone();
             text[position] = byte;
-            let _ = kineto::import_bytes(&text, "changed.json", &mut Memory::default(), |_| {});
+            let _ = kineto::import_bytes(&text, "changed.json", &mut Memory::default(), &Options::default(), |_| {});
         }
     }
 }

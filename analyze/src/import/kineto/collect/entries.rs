@@ -1,13 +1,9 @@
 //! Instants, counters, metadata, and the trace's own properties.
 
-use ktape_format::Sink;
-use ktape_format::definition::{subject, vendor};
 use ktape_format::event::{Counter, Mark};
-use serde_json::value::RawValue;
 
-use super::super::arguments::{Arguments, text};
+use super::super::arguments::Arguments;
 use super::super::category::Category;
-use super::super::error::Fault;
 use super::super::json::RawEvent;
 use super::super::records::{CounterValue, MemoryInstant, Metadata};
 use super::{Collector, Id};
@@ -16,26 +12,24 @@ use crate::import::Summary;
 /// The category of instants on the profiler's own rows, which have none.
 const PROFILERS_OWN: &str = "Trace";
 
-impl<'t, S: Sink, P: FnMut(u64)> Collector<'t, '_, S, P> {
-    pub(super) fn instant(&mut self, event: &RawEvent<'t>) -> Result<(), Fault> {
-        let Some(start_ns) = self.start_ns(event)? else { return Ok(()) };
+impl Collector {
+    pub(super) fn instant(&mut self, event: &RawEvent<'_>, start_ns: i64) {
         // By its name, the one exception: 2021's have no category.
         if event.name == "[memory]" {
-            let arguments = self.reader.read(Category::Memory, event.args);
+            let arguments = self.reader.read(Category::Memory, event.args.raw());
             self.memory(event, start_ns, &arguments);
-            return Ok(());
+            return;
         }
-        self.reader.read(Category::Other, event.args);
+        self.reader.read(Category::Other, event.args.raw());
         let thread = self.thread(event, Category::Other);
-        let name = self.sink.string(&event.name)?;
+        let name = self.string(&event.name);
         let category = if event.category.is_empty() && thread == 0 { PROFILERS_OWN } else { &event.category };
-        let category = self.sink.string(category)?;
-        let args = self.kept_args()?;
+        let category = self.string(category);
+        let args = self.kept_args();
         self.records.marks.push(Mark { start_ns, thread, name, category, stack: 0, args });
-        Ok(())
     }
 
-    fn memory(&mut self, event: &RawEvent<'t>, start_ns: i64, arguments: &Arguments<'t>) {
+    fn memory(&mut self, event: &RawEvent<'_>, start_ns: i64, arguments: &Arguments<'_>) {
         let thread = self.thread(event, Category::Memory);
         if arguments.bytes.is_none() {
             self.summary.repair("[memory] without `Bytes`, taken as 0");
@@ -54,10 +48,9 @@ impl<'t, S: Sink, P: FnMut(u64)> Collector<'t, '_, S, P> {
     }
 
     /// A counter event has one value for each of its arguments.
-    pub(super) fn counter(&mut self, event: &RawEvent<'t>) -> Result<(), Fault> {
-        let Some(start_ns) = self.start_ns(event)? else { return Ok(()) };
+    pub(super) fn counter(&mut self, event: &RawEvent<'_>, start_ns: i64) {
         let series: std::collections::BTreeMap<String, serde_json::Value> =
-            event.args.and_then(|args| serde_json::from_str(args.get()).ok()).unwrap_or_default();
+            event.args.raw().and_then(|args| serde_json::from_str(args.get()).ok()).unwrap_or_default();
         let pid = Id::of(event.pid);
         let device = match &pid {
             Id::Text(text) => text.strip_prefix("GPU ").and_then(|rest| rest.split(' ').next()?.parse().ok()),
@@ -70,7 +63,7 @@ impl<'t, S: Sink, P: FnMut(u64)> Collector<'t, '_, S, P> {
                 continue;
             };
             let name = if key == "value" { event.name.to_string() } else { format!("{} {key}", event.name) };
-            let name = self.sink.string(&name)?;
+            let name = self.string(&name);
             let row = Counter { start_ns, counter: 0, value };
             self.records.counters.push(CounterValue { row, name, pid: pid.number(), device });
             kept = true;
@@ -80,10 +73,9 @@ impl<'t, S: Sink, P: FnMut(u64)> Collector<'t, '_, S, P> {
         } else {
             Summary::count(&mut self.summary.not_kept, "counter without a number", &event.name, 1);
         }
-        Ok(())
     }
 
-    pub(super) fn metadata(&mut self, event: &RawEvent<'t>) {
+    pub(super) fn metadata(&mut self, event: &RawEvent<'_>) {
         let wanted = match &*event.name {
             "process_name" => Some(("process_name", "name")),
             "process_labels" => Some(("process_labels", "labels")),
@@ -92,7 +84,7 @@ impl<'t, S: Sink, P: FnMut(u64)> Collector<'t, '_, S, P> {
         };
         let value = wanted.and_then(|(_, key)| {
             let args: std::collections::BTreeMap<String, serde_json::Value> =
-                serde_json::from_str(event.args?.get()).ok()?;
+                serde_json::from_str(event.args.raw()?.get()).ok()?;
             Some(args.get(key)?.as_str()?.trim().to_owned())
         });
         match (wanted, value, Id::of(event.pid).number(), Id::of(event.tid).number()) {
@@ -101,25 +93,5 @@ impl<'t, S: Sink, P: FnMut(u64)> Collector<'t, '_, S, P> {
             }
             _ => Summary::count(&mut self.summary.not_kept, "metadata", &event.name, 1),
         }
-    }
-
-    pub(super) fn property_of_the_trace(&mut self, key: &str, value: &'t RawValue) -> Result<(), Fault> {
-        let json = value.get();
-        match key {
-            "baseTimeNanoseconds" => match json.parse() {
-                Ok(base_ns) => self.records.base_ns = base_ns,
-                Err(_) => {
-                    let problem = "`baseTimeNanoseconds` is not a whole number of nanoseconds".to_owned();
-                    return Err(Fault::At { offset: self.offset(value), problem });
-                }
-            },
-            "deviceProperties" => self.records.device_properties = Some(json.to_owned()),
-            "distributedInfo" => self.records.distributed_info = Some(json.to_owned()),
-            _ if key.starts_with("cupti") || key.starts_with("cuda") => self.records.vendor = vendor::NVIDIA,
-            _ if key.starts_with("roctracer") || key.starts_with("hip") => self.records.vendor = vendor::AMD,
-            _ => {}
-        }
-        let value = text(json).unwrap_or(std::borrow::Cow::Borrowed(json));
-        Ok(self.sink.property(subject::TAPE, 0, key, &value)?)
     }
 }

@@ -8,34 +8,34 @@ mod host;
 
 use std::borrow::Cow;
 
-use ktape_format::Sink;
-use rustc_hash::{FxHashMap, FxHashSet};
+use ktape_format::definition::{Definition, Definitions};
+use ktape_format::{Memory, Sink};
+use rustc_hash::FxHashMap;
 use serde_json::value::RawValue;
 
 use super::arguments::{Arguments, Reader, text};
 use super::category::Category;
-use super::error::Fault;
-use super::json::{Handler, RawEvent};
+use super::json::{Args, BadValue, Handler, RawEvent};
 use super::records::Records;
 use super::time::{Time, parse_microseconds};
-use crate::import::Summary;
+use crate::import::{Broken, Summary};
 
-/// How many events lie between two reports of progress.
-const PROGRESS_STEP: u64 = 4096;
+/// What was found in a part of the text. Ids and numbers are its own.
+pub(super) struct Found {
+    pub(super) definitions: Definitions,
+    pub(super) records: Records,
+    pub(super) summary: Summary,
+}
 
 /// Collects records from events.
-pub(super) struct Collector<'t, 's, S, P> {
-    text: &'t [u8],
-    sink: &'s mut S,
-    progress: P,
+#[derive(Default)]
+pub(super) struct Collector {
+    sink: Memory,
     reader: Reader,
     /// Stacks of Python frames that 2021's operators name, by their text.
     call_stacks: FxHashMap<Box<str>, u32>,
     /// How many entries of each phase and category.
     read: FxHashMap<String, FxHashMap<String, u64>>,
-    /// The members of [`Records::processes`].
-    processes: FxHashSet<i64>,
-    entries: u64,
     records: Records,
     summary: Summary,
 }
@@ -46,7 +46,7 @@ struct Complete<'e, 't> {
     category: Category,
     start_ns: i64,
     duration_ns: u64,
-    arguments: Arguments<'t>,
+    arguments: &'e Arguments<'t>,
 }
 
 /// `pid` or `tid`.
@@ -79,64 +79,73 @@ impl<'a> Id<'a> {
     }
 }
 
-impl<'t, S: Sink, P: FnMut(u64)> Handler<'t> for Collector<'t, '_, S, P> {
-    fn event(&mut self, event: RawEvent<'t>) -> Result<(), Fault> {
+impl Handler for Collector {
+    fn reader(&mut self) -> &mut Reader {
+        &mut self.reader
+    }
+
+    fn event<'a>(&mut self, event: RawEvent<'a>) -> Result<(), BadValue<'a>> {
+        // Times first: an event with a bad one leaves no trace.
+        let timed = matches!(&*event.phase, "X" | "i" | "I" | "C");
+        let start_ns = event.ts.filter(|_| timed).map(|ts| self.time(ts, "ts")).transpose()?;
+        let duration_ns = event.dur.filter(|_| event.phase == "X").map(|dur| self.time(dur, "dur")).transpose()?;
         self.count_read(&event);
-        match &*event.phase {
-            "X" => self.complete(&event)?,
-            "i" | "I" => self.instant(&event)?,
-            "C" => self.counter(&event)?,
-            "M" => self.metadata(&event),
+        if let Some(start_ns) = start_ns {
+            self.records.starts.see(start_ns);
+        }
+        match (&*event.phase, start_ns) {
+            ("X", Some(start_ns)) => self.complete(&event, start_ns, duration_ns),
+            ("i" | "I", Some(start_ns)) => self.instant(&event, start_ns),
+            ("C", Some(start_ns)) => self.counter(&event, start_ns),
+            ("X" | "i" | "I" | "C", None) => {
+                Summary::count(&mut self.summary.not_kept, "event without `ts`, category", &event.category, 1);
+            }
+            ("M", _) => self.metadata(&event),
             // An arrow says what the correlation says.
-            "s" | "t" | "f" => {
+            ("s" | "t" | "f", _) => {
                 Summary::count(&mut self.summary.not_kept, "flow", &event.category, 1);
                 return Ok(());
             }
-            phase => Summary::count(&mut self.summary.not_kept, "event of phase", phase, 1),
+            (phase, _) => Summary::count(&mut self.summary.not_kept, "event of phase", phase, 1),
         }
+        self.reader.count();
         for key in &event.other_keys {
             Summary::count(&mut self.summary.not_kept_parts, "key", key, 1);
         }
         Ok(())
     }
 
-    fn top_level(&mut self, key: &str, value: &'t RawValue) -> Result<(), Fault> {
-        self.property_of_the_trace(key, value)
+    fn broken(&mut self, broken: Broken) {
+        self.summary.broken.see(broken);
     }
 }
 
-impl<'t, 's, S: Sink, P: FnMut(u64)> Collector<'t, 's, S, P> {
-    /// A collector for the events of `text`; `progress` is told how many of its bytes are done.
-    pub(super) fn new(text: &'t [u8], sink: &'s mut S, progress: P) -> Self {
-        Collector {
-            text,
-            sink,
-            progress,
-            reader: Reader::default(),
-            call_stacks: FxHashMap::default(),
-            read: FxHashMap::default(),
-            processes: FxHashSet::default(),
-            entries: 0,
-            records: Records::default(),
-            summary: Summary::default(),
-        }
-    }
-
-    /// What was found, and what was read and dropped so far.
-    pub(super) fn finish(self) -> (Records, Summary) {
+impl Collector {
+    /// What was found, and what was read and dropped.
+    pub(super) fn finish(self) -> Found {
         let mut summary = self.summary;
+        for (name, count) in self.reader.dropped() {
+            Summary::count(&mut summary.not_kept_parts, "argument", &name, count);
+        }
         for (phase, categories) in self.read {
             for (category, count) in categories {
                 Summary::count(&mut summary.read, &phase, &category, count);
             }
         }
-        for (name, count) in self.reader.dropped {
-            Summary::count(&mut summary.not_kept_parts, "argument", &name, count);
-        }
-        (self.records, summary)
+        Found { definitions: self.sink.definitions, records: self.records, summary }
     }
 
-    fn count_read(&mut self, event: &RawEvent<'t>) {
+    fn string(&mut self, string: &str) -> u32 {
+        let Ok(id) = self.sink.string(string);
+        id
+    }
+
+    fn define<T: Definition>(&mut self, row: T) -> u32 {
+        let Ok(id) = self.sink.define(row);
+        id
+    }
+
+    fn count_read(&mut self, event: &RawEvent<'_>) {
         let counted = self.read.get_mut(&*event.phase).and_then(|categories| categories.get_mut(&*event.category));
         match counted {
             Some(count) => *count += 1,
@@ -145,20 +154,25 @@ impl<'t, 's, S: Sink, P: FnMut(u64)> Collector<'t, 's, S, P> {
                 categories.insert(event.category.to_string(), 1);
             }
         }
-        self.entries += 1;
-        if self.entries.is_multiple_of(PROGRESS_STEP)
-            && let Some(value) = event.ts
-        {
-            let done_bytes = self.offset(value) as u64;
-            (self.progress)(done_bytes);
-        }
     }
 
-    fn complete(&mut self, event: &RawEvent<'t>) -> Result<(), Fault> {
+    fn complete(&mut self, event: &RawEvent<'_>, start_ns: i64, duration_ns: Option<i64>) {
         let category = Category::of(&event.category);
-        let Some(start_ns) = self.start_ns(event)? else { return Ok(()) };
-        let duration_ns = self.duration_ns(event)?;
-        let arguments = self.reader.read(category, event.args);
+        let duration_ns = match duration_ns.map(u64::try_from) {
+            Some(Ok(duration_ns)) => duration_ns,
+            Some(Err(_)) => {
+                self.summary.repair("negative `dur`, taken as 0");
+                0
+            }
+            None => {
+                self.summary.repair("complete event without `dur`, taken as 0");
+                0
+            }
+        };
+        let arguments = match &event.args {
+            Args::Read(read_as, arguments) if *read_as == category => arguments,
+            args => &self.reader.read(category, args.raw()),
+        };
         let event = Complete { event, category, start_ns, duration_ns, arguments };
         match category {
             Category::Kernel | Category::Memcpy | Category::Memset => self.device_op(event),
@@ -170,12 +184,7 @@ impl<'t, 's, S: Sink, P: FnMut(u64)> Collector<'t, 's, S, P> {
         }
     }
 
-    /// Where a value stands in the file.
-    fn offset(&self, value: &RawValue) -> usize {
-        value.get().as_ptr().addr().saturating_sub(self.text.as_ptr().addr())
-    }
-
-    fn time(&mut self, value: &RawValue, key: &str) -> Result<i64, Fault> {
+    fn time<'a>(&mut self, value: &'a RawValue, key: &str) -> Result<i64, BadValue<'a>> {
         match parse_microseconds(value.get()) {
             Some(Time { ns, cut }) => {
                 if cut {
@@ -187,39 +196,16 @@ impl<'t, 's, S: Sink, P: FnMut(u64)> Collector<'t, 's, S, P> {
                 let shown: String = value.get().chars().take(40).collect();
                 let problem =
                     format!("`{key}` is {shown}; expected microseconds as a decimal number within ±292 years");
-                Err(Fault::At { offset: self.offset(value), problem })
+                Err(BadValue { value, problem })
             }
         }
     }
 
-    /// The start, without the base of the file's times; an event without one is counted and left out.
-    fn start_ns(&mut self, event: &RawEvent<'t>) -> Result<Option<i64>, Fault> {
-        let Some(ts) = event.ts else {
-            Summary::count(&mut self.summary.not_kept, "event without `ts`, category", &event.category, 1);
-            return Ok(None);
-        };
-        let start_ns = self.time(ts, "ts")?;
-        self.records.starts.see(start_ns);
-        Ok(Some(start_ns))
-    }
-
-    fn duration_ns(&mut self, event: &RawEvent<'t>) -> Result<u64, Fault> {
-        let Some(dur) = event.dur else {
-            self.summary.repair("complete event without `dur`, taken as 0");
-            return Ok(0);
-        };
-        let ns = self.time(dur, "dur")?;
-        Ok(u64::try_from(ns).unwrap_or_else(|_| {
-            self.summary.repair("negative `dur`, taken as 0");
-            0
-        }))
-    }
-
     /// The number of an event's thread; 0, with pid and tid kept as arguments, where they are no numbers.
-    fn thread(&mut self, event: &RawEvent<'t>, category: Category) -> u32 {
+    fn thread(&mut self, event: &RawEvent<'_>, category: Category) -> u32 {
         if let (Some(pid), Some(tid)) = (Id::of(event.pid).number(), Id::of(event.tid).number()) {
-            if category.is_of_a_real_process() && self.processes.insert(pid) {
-                self.records.processes.push(pid);
+            if category.is_of_a_real_process() {
+                self.records.processes.number(pid);
             }
             return self.records.threads.number((pid, tid));
         }
@@ -232,7 +218,8 @@ impl<'t, 's, S: Sink, P: FnMut(u64)> Collector<'t, 's, S, P> {
     }
 
     /// The id of the arguments that are kept of the event read last.
-    fn kept_args(&mut self) -> Result<u32, Fault> {
-        Ok(self.sink.string(self.reader.kept_json())?)
+    fn kept_args(&mut self) -> u32 {
+        let Ok(id) = self.sink.string(self.reader.kept_json());
+        id
     }
 }

@@ -75,15 +75,17 @@ impl<S: Sink> Writer<'_, S> {
         let (thread, result) = (self.places.thread(call.thread), 0);
         let Located { stream, graph } = on;
         let waited_on = match sync {
-            Some(sync) => self.places.stream(self.sink, process, sync.place)?,
+            Some(sync) => self.places.stream(self.sink, process, records.places.get(sync.place))?,
             None => 0,
         };
         let (event, recorded_by) = sync.map_or((0, 0), |sync| (sync.event, sync.recorded_by));
         match kind {
             Kind::Launch => {
                 let kernel = first.map(|number| &records.device_ops[number as usize].work);
-                let shape = match (call.shape.as_deref(), kernel) {
-                    (Some(shape), _) | (None, Some(Work::Kernel(shape))) => self.sink.define(*shape)?,
+                let shape = match (call.shape, kernel) {
+                    (Some(shape), _) | (None, Some(&Work::Kernel(shape))) => {
+                        self.sink.define(records.shapes.get(shape))?
+                    }
                     (None, _) => 0,
                 };
                 let launch = Launch { start_ns, duration_ns, correlation, thread, stream, shape, ..Launch::default() };

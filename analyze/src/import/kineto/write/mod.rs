@@ -64,7 +64,7 @@ impl<'s, S: Sink> Writer<'s, S> {
         summary.repair_all("event without a time (`ts` 0), set to the file's first", on_host);
         summary.repair_all("device operation without a time (`ts` 0), set to its call's", on_device);
         records.sort();
-        let places = Places::new(sink, source, &mut records)?;
+        let places = Places::new(sink, source, &records)?;
         let mut writer = Writer { sink, places, summary, base_ns };
         let stacks = writer.stacks(&records)?;
         let calls = records.calls_by_correlation();
@@ -88,7 +88,7 @@ impl<'s, S: Sink> Writer<'s, S> {
     }
 
     fn stacks(&mut self, records: &Records) -> Result<Stacks, Fault> {
-        let mut has_python = vec![false; records.threads.keys.len() + 1];
+        let mut has_python = vec![false; records.threads.things.len() + 1];
         for slice in records.slices.iter().filter(|slice| slice.rank == Some(Rank::Python)) {
             has_python[slice.row.thread as usize] = true;
         }
@@ -131,7 +131,7 @@ impl<'s, S: Sink> Writer<'s, S> {
 
     /// The process of a call's device work: the only one there is, else that of the call, else the first.
     fn process(&self, records: &Records, calls: &CallsByCorrelation, correlation: u64) -> u32 {
-        if records.processes.len() > 1
+        if records.processes.things.len() > 1
             && let Some(call) = calls.get(&correlation)
         {
             return self.process_of_thread(records, records.calls[*call as usize].thread);
@@ -142,7 +142,7 @@ impl<'s, S: Sink> Writer<'s, S> {
     fn process_of_thread(&self, records: &Records, thread: u32) -> u32 {
         (thread as usize)
             .checked_sub(1)
-            .and_then(|row| self.places.process_of(records.threads.keys[row].0))
+            .and_then(|row| self.places.process_of(records.threads.things[row].0))
             .unwrap_or(self.places.main_process)
     }
 
@@ -152,7 +152,7 @@ impl<'s, S: Sink> Writer<'s, S> {
         let mut located = Vec::with_capacity(records.device_ops.len());
         for (number, op) in (0..).zip(&records.device_ops) {
             let process = self.process(records, calls, op.correlation);
-            let stream = self.places.stream(self.sink, process, op.place)?;
+            let stream = self.places.stream(self.sink, process, records.places.get(op.place))?;
             let graph = match op.graph {
                 0 => 0,
                 native => self.sink.define(Graph { process, native })?,
@@ -179,7 +179,8 @@ impl<'s, S: Sink> Writer<'s, S> {
             match op.work {
                 Work::Kernel(shape) => {
                     // The call knows the shared memory, which a HIP kernel's own record does not have.
-                    let said = call.and_then(|call| call.shape.as_deref()).copied();
+                    let shape = records.shapes.get(shape);
+                    let said = call.and_then(|call| call.shape).map(|said| records.shapes.get(said));
                     let shape = said.filter(|said| is_without_shared_memory_of(&shape, said)).unwrap_or(shape);
                     let shape = self.sink.define(shape)?;
                     self.event(Kernel {

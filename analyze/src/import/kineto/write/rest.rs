@@ -53,7 +53,7 @@ impl<S: Sink> Writer<'_, S> {
             row.stack = *stack;
             if let Some(place) = range.place {
                 let process = self.process(records, calls, range.correlation);
-                row.stream = self.places.stream(self.sink, process, place)?;
+                row.stream = self.places.stream(self.sink, process, records.places.get(place))?;
             }
             self.event(row)?;
         }

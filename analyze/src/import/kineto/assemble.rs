@@ -1,0 +1,380 @@
+//! The text's outermost level, and the pieces of `traceEvents` put together: what was read of a piece counts only if
+//! an element of the array begins where the piece begins.
+//!
+//! This is the one place that knows where in the text the import is. It reads the top-level object itself; where a
+//! piece begins in the middle of something, what was read of it is thrown away and its text joins what is left of the
+//! one before (`rest`).
+
+use std::borrow::Cow;
+
+use ktape_format::Sink;
+use ktape_format::definition::{subject, vendor};
+use memchr::{memchr_iter, memmem, memrchr};
+use serde::Deserialize;
+use serde_json::value::RawValue;
+
+use super::arguments::text;
+use super::collect::{Collector, Found};
+use super::error::Fault;
+use super::json::{Expect, Stop, StopState, Text, broken, syntax_fault};
+use super::read::{ReadPiece, found_in};
+use super::records::Records;
+use crate::import::mixup::other_than_json;
+use crate::import::{Broken, Summary};
+
+/// The longest event or top-level value, and the most text that is skipped to find the next event. Longer ones would
+/// have to be held in memory whole, and read again with every piece that they go on in.
+const LONGEST_BYTES: usize = 64 << 20;
+
+/// What comes next in the text.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Next {
+    /// The beginning.
+    Begin,
+    /// A key of the top-level object; or its end, where it is empty.
+    Key { or_end: bool },
+    /// The colon after a key.
+    Colon(String),
+    /// The value of a key.
+    Value(String),
+    /// A comma or the end, after a value.
+    Comma,
+    /// More of `traceEvents`.
+    Events(Expect),
+    /// Nothing.
+    End,
+}
+
+/// Where in the text something is, for people.
+#[derive(Debug)]
+pub(super) struct Position {
+    pub(super) offset: u64,
+    pub(super) line: u64,
+    pub(super) column: u64,
+}
+
+/// Puts the pieces together.
+pub(super) struct Assembler<'s, S> {
+    sink: &'s mut S,
+    lenient: bool,
+    next: Next,
+    /// Whether the text is an array without the object around it.
+    bare: bool,
+    has_events: bool,
+    /// The text that was not read yet.
+    rest: Vec<u8>,
+    /// Where `rest` begins in the text.
+    offset: u64,
+    /// How many lines end before `rest`.
+    lines: u64,
+    /// Where the line begins in which `rest` begins.
+    line_offset: u64,
+    records: Records,
+    summary: Summary,
+}
+
+/// What a step came to.
+enum Step {
+    /// It read up to here.
+    To(usize),
+    /// The text from here on is not enough.
+    More(usize),
+    /// What begins at `from` is not right, at `offset`.
+    Broken { from: usize, offset: usize, problem: String },
+}
+
+impl<'s, S: Sink> Assembler<'s, S> {
+    pub(super) fn new(sink: &'s mut S, lenient: bool) -> Self {
+        Assembler {
+            sink,
+            lenient,
+            next: Next::Begin,
+            bare: false,
+            has_events: false,
+            rest: Vec::new(),
+            offset: 0,
+            lines: 0,
+            line_offset: 0,
+            records: Records::default(),
+            summary: Summary::default(),
+        }
+    }
+
+    /// Takes the next piece. A fault's offset is one for [`Assembler::position`].
+    pub(super) fn piece(&mut self, read: ReadPiece) -> Result<(), Fault> {
+        let ReadPiece { text, found, stop } = read;
+        let is_right = self.rest.is_empty() && self.next == Next::Events(Expect::Element);
+        if self.rest.is_empty() {
+            self.rest = text;
+        } else {
+            self.rest.extend_from_slice(&text);
+        }
+        self.advance(is_right.then_some((found, stop)), false)
+    }
+
+    /// Takes the end of the text. `cut` says that it is not the file's, and why.
+    pub(super) fn end(&mut self, cut: Option<String>) -> Result<(), Fault> {
+        self.advance(None, true)?;
+        if !self.has_events {
+            return Err(Fault::NotATrace(
+                "JSON without `traceEvents`: not a profiler trace; export one with `prof.export_chrome_trace(…)`"
+                    .into(),
+            ));
+        }
+        if let Some(why) = cut {
+            self.summary.broken.cut = Some(why);
+        }
+        Ok(())
+    }
+
+    /// All records, and what was read and dropped so far.
+    pub(super) fn finish(self) -> (&'s mut S, Records, Summary) {
+        (self.sink, self.records, self.summary)
+    }
+
+    /// How many events were read.
+    pub(super) fn events(&self) -> u64 {
+        self.summary.entries()
+    }
+
+    /// Where a fault's offset is in the text.
+    pub(super) fn position(&self, offset: usize) -> Position {
+        let before = &self.rest[..offset.min(self.rest.len())];
+        let offset = self.offset + before.len() as u64;
+        let line_offset = memrchr(b'\n', before).map_or(self.line_offset, |at| self.offset + at as u64 + 1);
+        let line = self.lines + memchr_iter(b'\n', before).count() as u64 + 1;
+        Position { offset, line, column: offset - line_offset + 1 }
+    }
+
+    /// Reads on, as far as the text at hand goes; `read` is what was read of it already.
+    fn advance(&mut self, mut read: Option<(Found, Stop)>, last: bool) -> Result<(), Fault> {
+        let mut at = 0;
+        loop {
+            let step = match self.next {
+                Next::Events(expect) => {
+                    let (found, stop) = read.take().unwrap_or_else(|| found_in(&self.rest[at..], expect, self.lenient));
+                    self.events_from(at, found, stop, last)
+                }
+                _ => self.outermost(at, last),
+            };
+            match step? {
+                Step::To(to) => at = to,
+                Step::More(from) if !last && self.rest.len() - from <= LONGEST_BYTES => {
+                    self.leave(from);
+                    return Ok(());
+                }
+                Step::More(from) if !last => {
+                    let problem = format!("what begins here is longer than {} MiB", LONGEST_BYTES >> 20);
+                    return Err(Fault::At { offset: from, problem });
+                }
+                Step::More(from) => return self.cut_off(from),
+                Step::Broken { from, problem, .. } if self.lenient => at = self.skip(from, problem)?,
+                Step::Broken { offset, problem, .. } => return Err(Fault::At { offset, problem }),
+            }
+        }
+    }
+
+    /// Forgets the text before a place.
+    fn leave(&mut self, at: usize) {
+        let Position { offset, line, column } = self.position(at);
+        (self.offset, self.lines, self.line_offset) = (offset, line - 1, offset + 1 - column);
+        self.rest.drain(..at);
+    }
+
+    /// Takes what was found in the array from a place on.
+    fn events_from(&mut self, at: usize, mut found: Found, stop: Stop, last: bool) -> Result<Step, Fault> {
+        self.summary.add(std::mem::take(&mut found.summary), self.offset + at as u64);
+        self.records.join(found, self.sink)?;
+        let to = at + stop.at;
+        match stop.state {
+            StopState::Between(expect) => {
+                self.next = Next::Events(expect);
+                Ok(Step::More(to))
+            }
+            StopState::Within => {
+                self.next = Next::Events(Expect::Element);
+                Ok(Step::More(to))
+            }
+            StopState::Closed => {
+                self.next = if self.bare { Next::End } else { Next::Comma };
+                Ok(Step::To(to))
+            }
+            StopState::Broken { offset, problem } => {
+                self.next = Next::Events(Expect::Element);
+                match self.lenient && !last {
+                    // The next event may begin in the next piece.
+                    true => Ok(Step::More(to)),
+                    false => Ok(Step::Broken { from: to, offset: at + offset, problem }),
+                }
+            }
+            StopState::Fault(fault) => Err(fault),
+        }
+    }
+
+    /// Reads a part of the outermost level, from a place on.
+    fn outermost(&mut self, at: usize, last: bool) -> Result<Step, Fault> {
+        let at = self.rest.len() - self.rest[at..].trim_ascii_start().len();
+        let broken = |problem: &str| Ok(Step::Broken { from: at, offset: at, problem: problem.to_owned() });
+        let byte = self.rest.get(at).copied();
+        let (next, length) = match (&self.next, byte) {
+            (Next::Begin, _) => return self.begin(at, last),
+            (_, None) => return Ok(Step::More(at)),
+            (Next::Key { or_end: true } | Next::Comma, Some(b'}')) => (Next::End, 1),
+            (Next::Key { .. }, Some(b'"')) => match self.value::<Text>(at, last) {
+                Ok((Text(key), length)) => (Next::Colon(key.into_owned()), length),
+                Err(step) => return Ok(step),
+            },
+            (Next::Key { .. }, Some(_)) => return broken("not JSON here: expected a key"),
+            (Next::Colon(key), Some(b':')) => (Next::Value(key.clone()), 1),
+            (Next::Colon(_), Some(_)) => return broken("not JSON here: expected `:`"),
+            (Next::Value(key), Some(b'[')) if key == "traceEvents" => {
+                self.has_events = true;
+                (Next::Events(Expect::First), 1)
+            }
+            (Next::Value(key), Some(_)) if key == "traceEvents" => return broken("expected an array of events"),
+            (Next::Value(key), Some(_)) => {
+                let key = key.clone();
+                let (value, length) = match self.value::<&RawValue>(at, last) {
+                    Ok((value, length)) => (value.get().to_owned(), length),
+                    Err(step) => return Ok(step),
+                };
+                if let Err(problem) = self.property_of_the_trace(&key, &value)? {
+                    return broken(problem);
+                }
+                (Next::Comma, length)
+            }
+            (Next::Comma, Some(b',')) => (Next::Key { or_end: false }, 1),
+            (Next::Comma, Some(_)) => return broken("not JSON here: expected `,` or `}`"),
+            (Next::End, Some(_)) => return broken("not JSON here: something follows after the trace's end"),
+            (Next::Events(_), Some(_)) => (self.next.clone(), 0),
+        };
+        self.next = next;
+        Ok(Step::To(at + length))
+    }
+
+    fn begin(&mut self, at: usize, last: bool) -> Result<Step, Fault> {
+        let begin = self.rest[at..].strip_prefix(b"\xef\xbb\xbf").unwrap_or(&self.rest[at..]).trim_ascii_start();
+        if begin.is_empty() && !last {
+            return Ok(Step::More(at));
+        }
+        if let Some(found) = other_than_json(begin) {
+            return Err(Fault::NotATrace(found.to_owned()));
+        }
+        (self.bare, self.has_events) = (begin[0] == b'[', begin[0] == b'[');
+        self.next = if self.bare { Next::Events(Expect::First) } else { Next::Key { or_end: true } };
+        Ok(Step::To(self.rest.len() - begin.len() + 1))
+    }
+
+    /// Reads a value, and says how long it is.
+    fn value<'a, T: Deserialize<'a>>(&'a self, at: usize, last: bool) -> Result<(T, usize), Step> {
+        let text = &self.rest[at..];
+        let mut values = serde_json::Deserializer::from_slice(text).into_iter::<T>();
+        match values.next() {
+            // A number may go on in the next piece.
+            Some(Ok(_)) if values.byte_offset() == text.len() && !last => Err(Step::More(at)),
+            Some(Ok(value)) => Ok((value, values.byte_offset())),
+            Some(Err(error)) if !error.is_eof() => {
+                let (offset, problem) = syntax_fault(text, &error);
+                Err(Step::Broken { from: at, offset: at + offset, problem })
+            }
+            Some(Err(_)) | None => Err(Step::More(at)),
+        }
+    }
+
+    /// Keeps what the trace says of itself. The inner error is what is wrong with the value.
+    fn property_of_the_trace(&mut self, key: &str, json: &str) -> Result<Result<(), &'static str>, Fault> {
+        match key {
+            "baseTimeNanoseconds" => match json.parse() {
+                Ok(base_ns) => self.records.base_ns = base_ns,
+                Err(_) => return Ok(Err("`baseTimeNanoseconds` is not a whole number of nanoseconds")),
+            },
+            "deviceProperties" => self.records.device_properties = Some(json.to_owned()),
+            "distributedInfo" => self.records.distributed_info = Some(json.to_owned()),
+            _ if key.starts_with("cupti") || key.starts_with("cuda") => self.records.vendor = vendor::NVIDIA,
+            _ if key.starts_with("roctracer") || key.starts_with("hip") => self.records.vendor = vendor::AMD,
+            _ => {}
+        }
+        let value = text(json).unwrap_or(Cow::Borrowed(json));
+        self.sink.property(subject::TAPE, 0, key, &value)?;
+        Ok(Ok(()))
+    }
+
+    /// Leaves out, or mends, what is broken from a place on, and says where to go on. In the array that is where the
+    /// array seems to end, as there is no further event.
+    fn skip(&mut self, from: usize, problem: String) -> Result<usize, Fault> {
+        let rest = &self.rest[from..];
+        let length = match self.next {
+            Next::Events(_) => {
+                let length = end_of_events(rest).unwrap_or(rest.len());
+                let mut collector = Collector::default();
+                broken(&rest[..length], 0, problem, &mut collector);
+                let mut found = collector.finish();
+                self.summary.add(std::mem::take(&mut found.summary), self.offset + from as u64);
+                self.records.join(found, self.sink)?;
+                self.next = Next::Events(Expect::Comma);
+                return Ok(from + length);
+            }
+            // Nothing behind the events is worth as much as they are.
+            _ if self.has_events => {
+                self.next = Next::End;
+                rest.len()
+            }
+            _ => match memmem::find(&rest[1..], b"\"traceEvents\"") {
+                Some(at) => {
+                    self.next = Next::Key { or_end: false };
+                    at + 1
+                }
+                None => return Err(Fault::At { offset: from, problem }),
+            },
+        };
+        self.summary.broken.see(Broken {
+            offset: self.offset + from as u64,
+            bytes: length as u64,
+            mended: false,
+            problem,
+        });
+        Ok(from + length)
+    }
+
+    /// The text ends where more is expected.
+    fn cut_off(&mut self, from: usize) -> Result<(), Fault> {
+        const CUT: &str = "the file ends in the middle of its JSON; the writer was killed or the copy cut short: record \
+                           or copy it again";
+        if self.next == Next::End {
+            return Ok(());
+        }
+        if !self.lenient || !self.has_events {
+            return Err(Fault::At { offset: self.rest.len(), problem: CUT.to_owned() });
+        }
+        if from < self.rest.len() {
+            let (offset, bytes) = (self.offset + from as u64, (self.rest.len() - from) as u64);
+            self.summary.broken.see(Broken { offset, bytes, mended: false, problem: "the file ends in it".to_owned() });
+        }
+        self.summary.broken.cut = Some("the file ends in the middle of its JSON".to_owned());
+        Ok(())
+    }
+}
+
+/// Where the array seems to end that a text is in: with a key of Kineto's or the object's end behind it.
+fn end_of_events(text: &[u8]) -> Option<usize> {
+    memchr_iter(b']', text).find(|at| {
+        let behind = text[at + 1..].trim_ascii_start();
+        match behind.strip_prefix(b",") {
+            Some(behind) => {
+                let key = behind.trim_ascii_start().strip_prefix(b"\"").unwrap_or_default();
+                TOP_LEVEL_KEYS.iter().any(|known| key.starts_with(known.as_bytes()))
+            }
+            None => behind.strip_prefix(b"}").is_some_and(|behind| behind.trim_ascii().is_empty()),
+        }
+    })
+}
+
+/// Keys that whoever writes a trace puts behind its events.
+const TOP_LEVEL_KEYS: &[&str] = &[
+    "traceName\"",
+    "displayTimeUnit\"",
+    "baseTimeNanoseconds\"",
+    "schemaVersion\"",
+    "distributedInfo\"",
+    "metadata\"",
+];
