@@ -11,7 +11,6 @@ import gzip
 import json
 import os
 import pathlib
-import platform
 import resource
 import shutil
 import statistics
@@ -64,7 +63,7 @@ class Row:
             late.cancel()
             process.returncode = os.waitstatus_to_exitcode(status)
             self.peak_bytes = max(self.peak_bytes, usage.ru_maxrss * 1024)
-            if process.returncode != 0:
+            if process.returncode != 0 or (self.answers and not lines):
                 errors.seek(0)
                 said = errors.read().decode(errors="replace").strip().splitlines() or ["said nothing"]
                 self.failure = f"failed after {took:.0f} s (exit code {process.returncode}): {said[-1][:160]}"
@@ -101,20 +100,22 @@ def of_tape(analyze, tape):
     return kernels
 
 
+def differences(ours, theirs):
+    """The names whose totals differ, with both answers. Where a tool does not count, its times are compared alone."""
+    def same(name):
+        (count, ns), (their_count, their_ns) = ours.get(name, (0, 0)), theirs.get(name, (0, 0))
+        return ns == their_ns and (their_count is None or count == their_count)
+
+    return {name: [ours.get(name), theirs.get(name)] for name in ours.keys() | theirs.keys() if not same(name)}
+
+
 def agreement(ours, theirs):
-    if theirs is None:
-        return ""
     counted = all(count is not None for count, _ in theirs.values())
-    differ = [
-        name for name in ours.keys() | theirs.keys()
-        if name not in ours or name not in theirs
-        or ours[name][1] != theirs[name][1] or (counted and ours[name][0] != theirs[name][0])
-    ]
+    differ = len(differences(ours, theirs))
     if not differ:
-        return "yes" if counted else "yes; does not count"
-    kernels, ns = (sum(row[part] or 0 for row in theirs.values()) for part in (0, 1))
-    counts = f"{kernels:,} kernels, " if counted else ""
-    return f"**no**: {counts}{ns / 1e6:,.3f} ms; {len(differ)} of {len(ours)} names differ"
+        return "yes" if counted else "yes, in time; it does not count"
+    kernels = f"{sum(count for count, _ in theirs.values()):,} kernels, " if counted else ""
+    return f"**no**: {kernels}{sum(ns for _, ns in theirs.values()) / 1e6:,.3f} ms, {differ} names differ"
 
 
 def rows(analyze, raw, zipped, folder):
@@ -147,33 +148,38 @@ def both_forms(trace, folder):
 
 def measure(trace, analyze, rounds, folder):
     raw, zipped = both_forms(trace, folder)
+    load = os.getloadavg()[0]
     table = rows(analyze, raw, zipped, folder)
     rounds = rounds or (3 if raw.stat().st_size < SMALL_BYTES else 1)
     for turn in range(rounds):
         for row in table:
             print(f"{trace.name}, round {turn + 1} of {rounds}: {row.name}", file=sys.stderr)
             row.run()
+    if failure := table[0].failure or table[1].failure:
+        sys.exit(f"analyze import: {failure}")
     ours = of_tape(analyze, folder / "raw.ktape")
     if ours != of_tape(analyze, folder / "gz.ktape"):
         sys.exit("the tapes from the JSON and from the gz differ")
     return {
         "trace": trace.name, "json_bytes": raw.stat().st_size, "gz_bytes": zipped.stat().st_size, "rounds": rounds,
+        "cores": os.cpu_count(), "load_average": load,
         "kernels": sum(count for count, _ in ours.values()), "names": len(ours),
         "kernel_ns": sum(ns for _, ns in ours.values()),
         "rows": [{
             "name": row.name, "seconds": row.seconds, "step_seconds": row.step_seconds, "peak_bytes": row.peak_bytes,
-            "failure": row.failure, "agrees": agreement(ours, row.totals),
+            "failure": row.failure, "agrees": agreement(ours, row.totals) if row.totals is not None else "",
+            "differences": differences(ours, row.totals) if row.totals is not None else {},
         } for row in table],
     }
 
 
 def markdown(result):
     own_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    ours = result["rows"][0]["seconds"]
+    ours = statistics.median(result["rows"][0]["seconds"])
     lines = [
         f"{result['trace']}: {result['json_bytes'] / 1e6:,.1f} MB, gzipped {result['gz_bytes'] / 1e6:,.1f} MB; "
         f"{result['kernels']:,} kernels of {result['names']} names, {result['kernel_ns'] / 1e6:,.3f} ms; "
-        f"rounds: {result['rounds']}",
+        f"rounds: {result['rounds']}; {result['cores']} cores, load average before {result['load_average']:.1f}",
         "",
         "| | wall time | × `analyze import` | peak memory | same kernel totals |",
         "|---|---|---|---|---|",
@@ -190,8 +196,8 @@ def markdown(result):
             time_text += "; " + ", ".join(f"{step} {statistics.median(times):.2f}" for step, times in steps.items())
         # A child starts as a copy of this process, and Linux counts that too.
         peak = f"{row['peak_bytes'] / 1e6:,.0f} MB" if row["peak_bytes"] > own_bytes else f"< {own_bytes / 1e6:,.0f} MB"
-        times = f"{statistics.median(seconds) / statistics.median(ours):.2f}" if ours else ""
-        lines.append(f"| {row['name']} | {time_text} | {times} | {peak} | {row['agrees']} |")
+        ratio = f"{statistics.median(seconds) / ours:.2f}"
+        lines.append(f"| {row['name']} | {time_text} | {ratio} | {peak} | {row['agrees']} |")
     return "\n".join(lines)
 
 
@@ -211,8 +217,7 @@ def main():
             results.append(measure(trace, analyze, options.rounds, pathlib.Path(folder)))
         print(markdown(results[-1]), end="\n\n", flush=True)
     if options.json:
-        machine = {"processor": platform.processor() or platform.machine(), "cores": os.cpu_count()}
-        options.json.write_text(json.dumps({"machine": machine, "traces": results}, indent=1))
+        options.json.write_text(json.dumps(results, indent=1))
 
 
 if __name__ == "__main__":

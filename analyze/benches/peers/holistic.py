@@ -1,4 +1,4 @@
-"""Kernel totals of a trace by Holistic Trace Analysis: holistic.py TRACE.json. Says when it has loaded it; it does not count.
+"""Kernel totals of a trace by Holistic Trace Analysis: holistic.py TRACE.json. It says when it has loaded it.
 
 Both switches make it answer what all others are asked: by default it rounds times to microseconds and leaves out the
 last step.

@@ -4,7 +4,7 @@
 A stand-in for the long recordings that people have and nobody publishes: real events, each repetition after the one
 before and with ids of its own. Names, shapes and stacks repeat too, so a figure from it is one of a synthetic scale-up
 of real data, and is called that wherever it stands. Every number keeps the decimal text that it has in the file; what
-is shifted is added exactly. Needs the standard library only, and some ten times the size of the JSON as memory.
+is shifted is added exactly. Needs the standard library only, and some fifteen times the size of the JSON as memory.
 """
 
 import gzip
