@@ -153,8 +153,9 @@ def measure(trace, analyze, rounds, folder):
     rounds = rounds or (3 if raw.stat().st_size < SMALL_BYTES else 1)
     for turn in range(rounds):
         for row in table:
-            print(f"{trace.name}, round {turn + 1} of {rounds}: {row.name}", file=sys.stderr)
             row.run()
+            outcome = row.failure or f"{row.seconds[-1]:.2f} s"
+            print(f"{trace.name}, round {turn + 1} of {rounds}: {row.name}: {outcome}", file=sys.stderr)
     if failure := table[0].failure or table[1].failure:
         sys.exit(f"analyze import: {failure}")
     ours = of_tape(analyze, folder / "raw.ktape")

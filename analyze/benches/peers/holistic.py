@@ -1,7 +1,7 @@
 """Kernel totals of a trace by Holistic Trace Analysis: holistic.py TRACE.json. It says when it has loaded it.
 
 Both switches make it answer what all others are asked: by default it rounds times to microseconds and leaves out the
-last step.
+last step. Its breakdown has no counts.
 """
 
 import json

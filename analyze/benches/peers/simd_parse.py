@@ -1,4 +1,4 @@
-"""Parses a trace with simdjson and looks at nothing: simd_parse.py TRACE.json. Says when it is read, and when parsed."""
+"""Parses a trace with simdjson and looks at nothing: simd_parse.py TRACE.json. Says when it is read and when parsed."""
 
 import sys
 
