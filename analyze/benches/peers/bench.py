@@ -65,7 +65,9 @@ class Row:
             self.peak_bytes = max(self.peak_bytes, usage.ru_maxrss * 1024)
             if process.returncode != 0 or (self.answers and not lines):
                 errors.seek(0)
-                said = errors.read().decode(errors="replace").strip().splitlines() or ["said nothing"]
+                said = errors.read().decode(errors="replace").strip().splitlines()
+                # Python's last line is the message, under node the frames of the stack come after it.
+                said = [line for line in said if not line.startswith("    at ")] or ["said nothing"]
                 self.failure = f"failed after {took:.0f} s (exit code {process.returncode}): {said[-1][:160]}"
                 return
         before = 0
@@ -115,7 +117,7 @@ def agreement(ours, theirs):
     if not differ:
         return "yes" if counted else "yes, in time; it does not count"
     kernels = f"{sum(count for count, _ in theirs.values()):,} kernels, " if counted else ""
-    return f"**no**: {kernels}{sum(ns for _, ns in theirs.values()) / 1e6:,.3f} ms, {differ} names differ"
+    return f"**no**: {kernels}{sum(ns for _, ns in theirs.values()) / 1e6:,.3f} ms, names that differ: {differ}"
 
 
 def rows(analyze, raw, zipped, folder):
@@ -187,7 +189,8 @@ def markdown(result):
     ]
     for row in result["rows"]:
         if row["failure"]:
-            lines.append(f"| {row['name']} | {row['failure']} | | {row['peak_bytes'] / 1e6:,.0f} MB | |")
+            said = row["failure"].replace("|", "/")
+            lines.append(f"| {row['name']} | {said} | | {row['peak_bytes'] / 1e6:,.0f} MB | |")
             continue
         seconds, steps = row["seconds"], row["step_seconds"]
         time_text = f"{statistics.median(seconds):.2f} s"
