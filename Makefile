@@ -3,7 +3,7 @@
 CARGO ?= cargo
 ANALYZE = target/release/analyze
 
-.PHONY: demo test fuzz setup
+.PHONY: demo test fuzz setup peers
 
 demo: ## the main job, from a made-up decode loop: everything lands in out/
 	$(CARGO) build --release --bin analyze --bin make-fixture
@@ -34,3 +34,10 @@ fuzz: ## bytes from a stranger to the reader of tapes, so many seconds for each 
 setup: ## for the tests: upstream's trace_processor and UI, and a browser; zstd for the second reader of tapes
 	fixtures/perfetto/setup.sh
 	fixtures/tapes/setup.sh
+
+TRACE ?= ../shared/traces/facebookresearch+HolisticTraceAnalysis/tests/data/df_index_resolver/df_index_resolver.json.gz
+
+peers: ## import beside other readers of such traces, on TRACE and on TRACE twenty times over; no part of `test`
+	mkdir -p target/peers
+	analyze/benches/peers/repeat.py $(TRACE) 20 target/peers/twenty-times.json
+	analyze/benches/peers/run.sh $(TRACE) target/peers/twenty-times.json --json target/peers/result.json
