@@ -12,7 +12,8 @@ use super::counts::{write_counts, write_not_kept};
 use super::output::{self, Output};
 use super::{Outcome, progress, write_json};
 use crate::human::{HumanBytes, HumanCount};
-use crate::import::{self, ImportError, Progress, Summary};
+use crate::import::{self, Broken, BrokenParts, ImportError, Progress, Summary};
+use crate::timeline::names::printable;
 
 /// The options of `analyze import`.
 #[derive(clap::Args, Debug)]
@@ -70,7 +71,7 @@ pub fn run(args: &Args) -> Result<Outcome> {
     } else {
         print_summary(&args.source, &output, &summary, &written, began.elapsed())?;
     }
-    Ok(Outcome::Done)
+    Ok(if summary.broken.is_loss() { Outcome::Losses } else { Outcome::Done })
 }
 
 /// The source's path with `.ktape` for `.json` or `.json.gz`.
@@ -95,6 +96,7 @@ fn print_json(summary: &Summary, output: &Path, written: &Written) -> io::Result
         "not_kept": summary.not_kept,
         "not_kept_parts": summary.not_kept_parts,
         "repaired": summary.repaired,
+        "broken": summary.broken,
         "matched": summary.matched,
         "unmatched": summary.unmatched,
     });
@@ -110,6 +112,7 @@ fn print_summary(source: &Path, output: &Path, summary: &Summary, written: &Writ
         _ => String::new(),
     };
     writeln!(out, "{name}: {events} events, {bytes}{of_source}, in {:.2} s", took.as_secs_f64())?;
+    print_broken(&mut out, &summary.broken)?;
     let (all, unmatched) = (HumanCount(summary.matched + summary.unmatched), HumanCount(summary.unmatched));
     match (summary.matched, summary.unmatched) {
         (0, 0) => writeln!(out, "  no device work")?,
@@ -119,6 +122,29 @@ fn print_summary(source: &Path, output: &Path, summary: &Summary, written: &Writ
     write_counts(&mut out, "  ", "kept", summary.kept.iter().map(|(kind, count)| (*kind, *count)))?;
     write_counts(&mut out, "  ", "put right", summary.repaired.iter().map(|(what, count)| (*what, *count)))?;
     write_not_kept(&mut out, "  ", &summary.all_not_kept())
+}
+
+/// What is missing comes first.
+fn print_broken(out: &mut impl Write, broken: &BrokenParts) -> io::Result<()> {
+    if let Some(why) = &broken.cut {
+        writeln!(out, "  not whole: {}; what came after is not known", printable(why))?;
+    }
+    if broken.left_out > 0 {
+        let (places, bytes) = (HumanCount(broken.left_out), HumanBytes(broken.left_out_bytes));
+        writeln!(out, "  broken: {places} places, {bytes}, left out")?;
+    }
+    if broken.mended > 0 {
+        writeln!(out, "  broken: {} events, put right", HumanCount(broken.mended))?;
+    }
+    for Broken { offset, bytes, mended, problem } in &broken.first {
+        let fate = if *mended { "put right" } else { "left out" };
+        writeln!(out, "    byte {offset}, {bytes} bytes {fate}: {}", printable(problem))?;
+    }
+    let more = (broken.left_out + broken.mended).saturating_sub(broken.first.len() as u64);
+    match more {
+        0 => Ok(()),
+        more => writeln!(out, "    and {} more", HumanCount(more)),
+    }
 }
 
 #[cfg(test)]

@@ -97,15 +97,19 @@ impl Reader {
     }
 
     /// Reads the arguments of an event of a category, as part of reading the event.
-    pub(super) fn of(&mut self, category: Category) -> ArgumentsSeed<'_> {
-        ArgumentsSeed { reader: self, category }
+    pub(super) fn of<'r, 'a>(&'r mut self, category: Category, into: &'r mut Arguments<'a>) -> ArgumentsSeed<'r, 'a> {
+        ArgumentsSeed { reader: self, into, category }
     }
 
     /// Reads the arguments of an event whose category was not known before.
-    pub(super) fn read<'a>(&mut self, category: Category, args: Option<&'a RawValue>) -> Box<Arguments<'a>> {
-        let Some(args) = args else { return Box::default() };
-        // The text was found to be valid JSON when the event was.
-        self.of(category).deserialize(&mut serde_json::Deserializer::from_str(args.get())).unwrap_or_default()
+    pub(super) fn read<'a>(&mut self, category: Category, args: Option<&'a RawValue>) -> Arguments<'a> {
+        let mut arguments = Arguments::default();
+        if let Some(args) = args {
+            // The text was found to be valid JSON when the event was.
+            let json = &mut serde_json::Deserializer::from_str(args.get());
+            let _ = self.of(category, &mut arguments).deserialize(json);
+        }
+        arguments
     }
 
     /// Adds to what is kept of the event read last. `value` is JSON.
@@ -158,28 +162,28 @@ impl Reader {
 }
 
 /// Reads an event's arguments.
-pub(super) struct ArgumentsSeed<'r> {
+pub(super) struct ArgumentsSeed<'r, 'a> {
     reader: &'r mut Reader,
+    into: &'r mut Arguments<'a>,
     category: Category,
 }
 
-impl<'de> DeserializeSeed<'de> for ArgumentsSeed<'_> {
-    type Value = Box<Arguments<'de>>;
+impl<'de> DeserializeSeed<'de> for ArgumentsSeed<'_, 'de> {
+    type Value = ();
 
     fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<Self::Value, D::Error> {
         deserializer.deserialize_any(self)
     }
 }
 
-impl<'de> Visitor<'de> for ArgumentsSeed<'_> {
-    type Value = Box<Arguments<'de>>;
+impl<'de> Visitor<'de> for ArgumentsSeed<'_, 'de> {
+    type Value = ();
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("arguments")
     }
 
     fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Self::Value, A::Error> {
-        let mut arguments = Box::<Arguments>::default();
         while let Some(Text(key)) = map.next_key()? {
             if IDS.contains(&&*key) {
                 map.next_value::<IgnoredAny>()?;
@@ -187,13 +191,13 @@ impl<'de> Visitor<'de> for ArgumentsSeed<'_> {
                 continue;
             }
             let value: &RawValue = map.next_value()?;
-            match arguments.take(self.category, &key, value.get()) {
+            match self.into.take(self.category, &key, value.get()) {
                 Fate::Column => {}
                 Fate::Dropped => self.reader.drop(&key),
                 Fate::Kept => self.reader.keep(&key, value.get()),
             }
         }
-        Ok(arguments)
+        Ok(())
     }
 
     // What is no object has no place among the columns: it is kept as it is.
@@ -227,14 +231,14 @@ impl<'de> Visitor<'de> for ArgumentsSeed<'_> {
     }
 
     fn visit_unit<E>(self) -> Result<Self::Value, E> {
-        Ok(Box::default())
+        Ok(())
     }
 }
 
-impl ArgumentsSeed<'_> {
-    fn kept<'a, E>(self, json: &str) -> Result<Box<Arguments<'a>>, E> {
+impl ArgumentsSeed<'_, '_> {
+    fn kept<E>(self, json: &str) -> Result<(), E> {
         self.reader.keep("args", json);
-        Ok(Box::default())
+        Ok(())
     }
 }
 
@@ -388,7 +392,7 @@ mod tests {
         reader.begin();
         let arguments = reader.read(category, Some(serde_json::from_str(json).unwrap()));
         reader.count();
-        (*arguments, reader.kept_json().to_owned())
+        (arguments, reader.kept_json().to_owned())
     }
 
     #[test]

@@ -52,8 +52,8 @@ pub(super) enum Args<'a> {
     None,
     /// As they stand in the text.
     Raw(&'a RawValue),
-    /// Read already, for this category.
-    Read(Category, Box<Arguments<'a>>),
+    /// Read already, as those of an event of this category.
+    Read(Category),
 }
 
 impl<'a> Args<'a> {
@@ -61,7 +61,7 @@ impl<'a> Args<'a> {
     pub(super) fn raw(&self) -> Option<&'a RawValue> {
         match self {
             Args::Raw(value) => Some(value),
-            Args::None | Args::Read(..) => None,
+            Args::None | Args::Read(_) => None,
         }
     }
 }
@@ -70,8 +70,8 @@ impl<'a> Args<'a> {
 pub(super) trait Handler {
     /// What reads an event's arguments.
     fn reader(&mut self) -> &mut Reader;
-    /// An element of `traceEvents`.
-    fn event<'a>(&mut self, event: RawEvent<'a>) -> Result<(), BadValue<'a>>;
+    /// An element of `traceEvents`. `arguments` are its own if they were read already.
+    fn event<'a>(&mut self, event: RawEvent<'a>, arguments: &Arguments<'a>) -> Result<(), BadValue<'a>>;
     /// An event that was broken. It was mended and handed to [`Handler::event`], or left out.
     fn broken(&mut self, broken: Broken);
 }
@@ -210,11 +210,12 @@ impl<'t> Valid<'t> {
 fn element(text: &str, handler: &mut impl Handler) -> Result<usize, Refused> {
     let mut json = serde_json::Deserializer::from_str(text);
     let reader = handler.reader();
-    let element = ElementSeed { reader }.deserialize(&mut json);
+    let mut arguments = Arguments::default();
+    let element = ElementSeed { reader, arguments: &mut arguments }.deserialize(&mut json);
     match element {
         Ok(Element::Event(event)) => {
             let end = json.into_iter::<IgnoredAny>().byte_offset();
-            match handler.event(event) {
+            match handler.event(event, &arguments) {
                 Ok(()) => Ok(end),
                 Err(BadValue { value, problem }) => {
                     let offset = value.get().as_ptr().addr() - text.as_ptr().addr();
@@ -237,11 +238,13 @@ enum Element<'a> {
     Row,
 }
 
-struct ElementSeed<'r> {
+struct ElementSeed<'r, 'de> {
     reader: &'r mut Reader,
+    /// Where to put the event's arguments.
+    arguments: &'r mut Arguments<'de>,
 }
 
-impl<'de> DeserializeSeed<'de> for ElementSeed<'_> {
+impl<'de> DeserializeSeed<'de> for ElementSeed<'_, 'de> {
     type Value = Element<'de>;
 
     fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<Element<'de>, D::Error> {
@@ -249,7 +252,7 @@ impl<'de> DeserializeSeed<'de> for ElementSeed<'_> {
     }
 }
 
-impl<'de> Visitor<'de> for ElementSeed<'_> {
+impl<'de> Visitor<'de> for ElementSeed<'_, 'de> {
     type Value = Element<'de>;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -270,7 +273,8 @@ impl<'de> Visitor<'de> for ElementSeed<'_> {
                 "tid" => event.tid = Some(map.next_value()?),
                 "args" if event.phase == "X" && !event.category.is_empty() => {
                     let category = Category::of(&event.category);
-                    event.args = Args::Read(category, map.next_value_seed(self.reader.of(category))?);
+                    map.next_value_seed(self.reader.of(category, self.arguments))?;
+                    event.args = Args::Read(category);
                 }
                 "args" => event.args = Args::Raw(map.next_value()?),
                 _ => {

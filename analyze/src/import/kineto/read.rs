@@ -8,6 +8,7 @@
 use std::io;
 use std::sync::Mutex;
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::thread::Builder;
 
 use super::collect::{Collector, Found};
 use super::error::Fault;
@@ -44,9 +45,9 @@ pub(super) fn pieces<'t>(
     let (to_taker, in_order) = sync_channel::<Receiver<ReadPiece>>(2 * threads);
     std::thread::scope(|scope| {
         // A thread's end drops its side of a channel, which ends the others.
-        let cutting = scope.spawn(move || cut(cutter, &to_readers, &to_taker));
+        let cutting = named("cut").spawn_scoped(scope, move || cut(cutter, &to_readers, &to_taker))?;
         for _ in 0..threads {
-            scope.spawn(|| read(&jobs, lenient));
+            named("read").spawn_scoped(scope, || read(&jobs, lenient))?;
         }
         for piece in in_order {
             // Without an answer the reader panicked, which the scope tells.
@@ -57,6 +58,11 @@ pub(super) fn pieces<'t>(
         }
         Ok(cutting.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
     })
+}
+
+/// A thread that can be told from others by its name.
+fn named(name: &str) -> Builder {
+    Builder::new().name(format!("ktape-{name}"))
 }
 
 /// How the text ended.

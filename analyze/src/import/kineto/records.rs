@@ -9,6 +9,7 @@ use std::hash::Hash;
 
 use ktape_format::definition::Shape;
 use ktape_format::event::{Counter, Mark, Range, Slice, timing};
+use rayon::slice::ParallelSliceMut as _;
 use rustc_hash::FxHashMap;
 
 use super::category::CallName;
@@ -305,6 +306,9 @@ impl Records {
         self.marks.iter_mut().for_each(|mark| set(&mut mark.start_ns));
         self.counters.iter_mut().for_each(|counter| set(&mut counter.row.start_ns));
         let mut on_device = 0;
+        if !self.device_ops.iter().any(|op| starts.is_unset(op.start_ns)) {
+            return (on_host, on_device);
+        }
         let calls = self.calls_by_correlation();
         for op in self.device_ops.iter_mut().filter(|op| starts.is_unset(op.start_ns)) {
             let call = calls.get(&op.correlation).map(|call| &self.calls[*call as usize]);
@@ -318,13 +322,13 @@ impl Records {
 
     /// Puts every kind in order of time; what begins together stays in the file's order.
     pub(super) fn sort(&mut self) {
-        self.calls.sort_by_key(|call| call.start_ns);
-        self.device_ops.sort_by_key(|op| op.start_ns);
-        self.slices.sort_by_key(|slice| slice.row.start_ns);
-        self.ranges.sort_by_key(|range| range.row.start_ns);
-        self.memory.sort_by_key(|instant| instant.start_ns);
-        self.marks.sort_by_key(|mark| mark.start_ns);
-        self.counters.sort_by_key(|counter| counter.row.start_ns);
+        self.calls.par_sort_by_key(|call| call.start_ns);
+        self.device_ops.par_sort_by_key(|op| op.start_ns);
+        self.slices.par_sort_by_key(|slice| slice.row.start_ns);
+        self.ranges.par_sort_by_key(|range| range.row.start_ns);
+        self.memory.par_sort_by_key(|instant| instant.start_ns);
+        self.marks.par_sort_by_key(|mark| mark.start_ns);
+        self.counters.par_sort_by_key(|counter| counter.row.start_ns);
     }
 
     /// Finds calls by the correlation that their device work has too. 0 is none.

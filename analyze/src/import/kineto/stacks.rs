@@ -8,6 +8,7 @@ use std::cmp::Reverse;
 
 use ktape_format::Sink;
 use ktape_format::definition::Stack;
+use rayon::slice::ParallelSliceMut as _;
 
 /// What stands outside of what when slices of one thread begin and end together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -52,8 +53,8 @@ pub(super) fn resolve<S: Sink>(
     slots: usize,
 ) -> Result<Vec<u32>, S::Error> {
     // Both sorts are stable: what is equal in all else stays in the file's order.
-    spans.sort_by_key(|span| (span.thread, span.start_ns, Reverse(span.end_ns), span.rank));
-    queries.sort_by_key(|query| (query.thread, query.at_ns));
+    spans.par_sort_by_key(|span| (span.thread, span.start_ns, Reverse(span.end_ns), span.rank));
+    queries.par_sort_by_key(|query| (query.thread, query.at_ns));
     let mut stacks = vec![0; slots];
     let mut open = Open::default();
     let mut spans = spans.into_iter().peekable();

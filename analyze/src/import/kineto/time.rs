@@ -16,6 +16,9 @@ pub(super) struct Time {
 ///
 /// An exponent (Python writes durations below 0.1 ns so) moves the decimal point and costs no digit.
 pub(super) fn parse_microseconds(text: &str) -> Option<Time> {
+    if let Some(ns) = parse_plain(text.as_bytes()) {
+        return Some(Time { ns, cut: false });
+    }
     let (negative, digits) = text.strip_prefix('-').map_or((false, text), |rest| (true, rest));
     let (mantissa, exponent) = match digits.find(['e', 'E']) {
         Some(at) => (&digits[..at], digits[at + 1..].parse::<i32>().ok()?),
@@ -52,6 +55,23 @@ pub(super) fn parse_microseconds(text: &str) -> Option<Time> {
     Some(Time { ns, cut })
 }
 
+/// What nearly all times are: three digits behind the point or no point, and so few before it that nothing can
+/// overflow. `None` for others.
+fn parse_plain(text: &[u8]) -> Option<i64> {
+    let (whole, fraction) = match text.len().checked_sub(4) {
+        Some(point) if text[point] == b'.' => (&text[..point], &text[point + 1..]),
+        _ => (text, &b"000"[..]),
+    };
+    // Times since 1970 have 16 digits, of which the first is a 1.
+    if !matches!((whole.len(), whole.first()), (1..=15, _) | (16, Some(b'0'..=b'8'))) {
+        return None;
+    }
+    whole.iter().chain(fraction).try_fold(0_i64, |ns, digit| {
+        let digit = digit.wrapping_sub(b'0');
+        (digit < 10).then_some(ns * 10 + i64::from(digit))
+    })
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -68,6 +88,16 @@ mod tests {
         assert_eq!(exact("2.08"), Some(2_080));
         assert_eq!(exact("0"), Some(0));
         assert_eq!(exact("-1.234"), Some(-1_234));
+    }
+
+    #[test]
+    fn as_long_as_they_can_be() {
+        assert_eq!(exact("8999999999999999.999"), Some(8_999_999_999_999_999_999));
+        assert_eq!(exact("9223372036854775.807"), Some(i64::MAX));
+        assert_eq!(exact("-9223372036854775.808"), Some(i64::MIN));
+        assert_eq!(exact("9223372036854775.808"), None);
+        assert_eq!(exact("9999999999999999"), None);
+        assert_eq!(exact(".125"), None);
     }
 
     #[test]

@@ -34,10 +34,20 @@ pub(super) struct Collector {
     reader: Reader,
     /// Stacks of Python frames that 2021's operators name, by their text.
     call_stacks: FxHashMap<Box<str>, u32>,
-    /// How many entries of each phase and category.
-    read: FxHashMap<String, FxHashMap<String, u64>>,
+    read: Vec<Entries>,
+    /// The elements of `read` by phase and category.
+    read_numbers: FxHashMap<String, FxHashMap<String, usize>>,
+    /// The element of `read` that was counted last.
+    last_read: usize,
     records: Records,
     summary: Summary,
+}
+
+/// How many entries there are of a phase and category.
+struct Entries {
+    phase: String,
+    category: String,
+    count: u64,
 }
 
 /// A complete event, its times and arguments read.
@@ -84,7 +94,7 @@ impl Handler for Collector {
         &mut self.reader
     }
 
-    fn event<'a>(&mut self, event: RawEvent<'a>) -> Result<(), BadValue<'a>> {
+    fn event<'a>(&mut self, event: RawEvent<'a>, arguments: &Arguments<'a>) -> Result<(), BadValue<'a>> {
         // Times first: an event with a bad one leaves no trace.
         let timed = matches!(&*event.phase, "X" | "i" | "I" | "C");
         let start_ns = event.ts.filter(|_| timed).map(|ts| self.time(ts, "ts")).transpose()?;
@@ -94,18 +104,15 @@ impl Handler for Collector {
             self.records.starts.see(start_ns);
         }
         match (&*event.phase, start_ns) {
-            ("X", Some(start_ns)) => self.complete(&event, start_ns, duration_ns),
+            ("X", Some(start_ns)) => self.complete(&event, arguments, start_ns, duration_ns),
             ("i" | "I", Some(start_ns)) => self.instant(&event, start_ns),
             ("C", Some(start_ns)) => self.counter(&event, start_ns),
             ("X" | "i" | "I" | "C", None) => {
                 Summary::count(&mut self.summary.not_kept, "event without `ts`, category", &event.category, 1);
             }
             ("M", _) => self.metadata(&event),
-            // An arrow says what the correlation says.
-            ("s" | "t" | "f", _) => {
-                Summary::count(&mut self.summary.not_kept, "flow", &event.category, 1);
-                return Ok(());
-            }
+            // An arrow says what the correlation says; counted by `finish`.
+            ("s" | "t" | "f", _) => return Ok(()),
             (phase, _) => Summary::count(&mut self.summary.not_kept, "event of phase", phase, 1),
         }
         self.reader.count();
@@ -127,9 +134,10 @@ impl Collector {
         for (name, count) in self.reader.dropped() {
             Summary::count(&mut summary.not_kept_parts, "argument", &name, count);
         }
-        for (phase, categories) in self.read {
-            for (category, count) in categories {
-                Summary::count(&mut summary.read, &phase, &category, count);
+        for Entries { phase, category, count } in self.read {
+            Summary::count(&mut summary.read, &phase, &category, count);
+            if matches!(&*phase, "s" | "t" | "f") {
+                Summary::count(&mut summary.not_kept, "flow", &category, count);
             }
         }
         Found { definitions: self.sink.definitions, records: self.records, summary }
@@ -146,17 +154,21 @@ impl Collector {
     }
 
     fn count_read(&mut self, event: &RawEvent<'_>) {
-        let counted = self.read.get_mut(&*event.phase).and_then(|categories| categories.get_mut(&*event.category));
-        match counted {
-            Some(count) => *count += 1,
-            None => {
-                let categories = self.read.entry(event.phase.to_string()).or_default();
-                categories.insert(event.category.to_string(), 1);
-            }
+        // Events of one kind come in runs, so the kind of the event before is asked first.
+        let is_of = |entries: &Entries| *entries.phase == *event.phase && *entries.category == *event.category;
+        if !self.read.get(self.last_read).is_some_and(is_of) {
+            let known = self.read_numbers.get(&*event.phase).and_then(|categories| categories.get(&*event.category));
+            self.last_read = known.copied().unwrap_or_else(|| {
+                let (phase, category) = (event.phase.to_string(), event.category.to_string());
+                self.read_numbers.entry(phase.clone()).or_default().insert(category.clone(), self.read.len());
+                self.read.push(Entries { phase, category, count: 0 });
+                self.read.len() - 1
+            });
         }
+        self.read[self.last_read].count += 1;
     }
 
-    fn complete(&mut self, event: &RawEvent<'_>, start_ns: i64, duration_ns: Option<i64>) {
+    fn complete(&mut self, event: &RawEvent<'_>, read: &Arguments<'_>, start_ns: i64, duration_ns: Option<i64>) {
         let category = Category::of(&event.category);
         let duration_ns = match duration_ns.map(u64::try_from) {
             Some(Ok(duration_ns)) => duration_ns,
@@ -170,7 +182,7 @@ impl Collector {
             }
         };
         let arguments = match &event.args {
-            Args::Read(read_as, arguments) if *read_as == category => arguments,
+            Args::Read(read_as) if *read_as == category => read,
             args => &self.reader.read(category, args.raw()),
         };
         let event = Complete { event, category, start_ns, duration_ns, arguments };

@@ -20,6 +20,8 @@ pub(super) struct Writer<'s, S> {
     places: Places,
     summary: Summary,
     base_ns: i64,
+    /// How many events of each kind were written, with the kind's name.
+    kept: Vec<(&'static str, u64)>,
 }
 
 /// The stacks of the records, one for each.
@@ -65,7 +67,7 @@ impl<'s, S: Sink> Writer<'s, S> {
         summary.repair_all("device operation without a time (`ts` 0), set to its call's", on_device);
         records.sort();
         let places = Places::new(sink, source, &records)?;
-        let mut writer = Writer { sink, places, summary, base_ns };
+        let mut writer = Writer { sink, places, summary, base_ns, kept: Vec::new() };
         let stacks = writer.stacks(&records)?;
         let calls = records.calls_by_correlation();
         let (submitted, located) = writer.locate(&records, &calls)?;
@@ -78,12 +80,21 @@ impl<'s, S: Sink> Writer<'s, S> {
         writer.counters(&records)?;
         writer.properties(&records)?;
         writer.clock(&records)?;
-        Ok(writer.summary)
+        writer.losses(&records)?;
+        let Writer { mut summary, kept, .. } = writer;
+        for (kind, count) in kept.into_iter().filter(|(_, count)| *count > 0) {
+            *summary.kept.entry(kind).or_default() += count;
+        }
+        Ok(summary)
     }
 
     fn event<E: Event>(&mut self, row: E) -> Result<(), Fault> {
         self.sink.event(row)?;
-        *self.summary.kept.entry(E::NAME).or_default() += 1;
+        let kind = usize::from(E::KIND);
+        if self.kept.len() <= kind {
+            self.kept.resize(kind + 1, ("", 0));
+        }
+        self.kept[kind] = (E::NAME, self.kept[kind].1 + 1);
         Ok(())
     }
 

@@ -2,7 +2,7 @@
 
 use ktape_format::Sink;
 use ktape_format::definition::{CounterName, property, subject};
-use ktape_format::event::{Alloc, ClockPair, Free, allocator, clock_kind};
+use ktape_format::event::{Alloc, ClockPair, Free, Loss, allocator, clock_kind};
 
 use super::super::error::Fault;
 use super::super::records::{CallsByCorrelation, Records};
@@ -114,6 +114,28 @@ impl<S: Sink> Writer<'_, S> {
             // Not through `event`, as it is no entry of the file.
             let (start_ns, value_ns) = (first_ns, first_ns);
             self.sink.event(ClockPair { start_ns, clock: clock_kind::UNIX, value_ns, ..ClockPair::default() })?;
+        }
+        Ok(())
+    }
+
+    /// What of a broken file is not on the tape is a loss like any other.
+    pub(super) fn losses(&mut self, records: &Records) -> Result<(), Fault> {
+        let starts = &records.starts;
+        let (first_ns, last_ns) = match starts.least_ns <= starts.greatest_ns {
+            true => (starts.least_ns + self.base_ns, starts.greatest_ns + self.base_ns),
+            false => (0, 0),
+        };
+        let process = self.places.main_process;
+        let left_out = self.summary.broken.left_out;
+        if left_out > 0 {
+            let cause = self.sink.string("broken in the file that was imported, and left out")?;
+            let duration_ns = last_ns.abs_diff(first_ns);
+            // Not through `event`, as it is no entry of the file.
+            self.sink.event(Loss { start_ns: first_ns, duration_ns, process, count: left_out, kind: 0, cause })?;
+        }
+        if let Some(why) = &self.summary.broken.cut {
+            let cause = self.sink.string(&format!("the file that was imported is not whole: {why}"))?;
+            self.sink.event(Loss { start_ns: last_ns, process, cause, ..Loss::default() })?;
         }
         Ok(())
     }
