@@ -12,7 +12,7 @@ use super::counts::{write_counts, write_not_kept};
 use super::output::{self, Output};
 use super::{Outcome, progress, write_json};
 use crate::human::{HumanBytes, HumanCount};
-use crate::import::{self, Broken, BrokenParts, ImportError, Progress, Summary};
+use crate::import::{self, Broken, BrokenParts, FileSummary, ImportError, Progress, Summary};
 use crate::timeline::names::printable;
 
 /// The options of `analyze import`.
@@ -74,10 +74,11 @@ pub fn run(args: &Args) -> Result<Outcome> {
     Ok(if summary.broken.is_loss() { Outcome::Losses } else { Outcome::Done })
 }
 
-/// The source's path with `.ktape` for `.json` or `.json.gz`.
+/// The source's path with `.ktape` for `.json`, `.json.gz` or `.sqlite`; a folder's with `.ktape` added.
 fn default_output(source: &Path) -> PathBuf {
-    let mut plain = source.to_owned();
-    for ending in ["gz", "json"] {
+    // `.` and the like have no name to make one of.
+    let mut plain = if source.file_name().is_some() { source.to_owned() } else { source.join("ranks") };
+    for ending in ["gz", "json", "sqlite"] {
         if plain.extension() == Some(OsStr::new(ending)) {
             plain.set_extension("");
         }
@@ -97,6 +98,7 @@ fn print_json(summary: &Summary, output: &Path, written: &Written) -> io::Result
         "not_kept_parts": summary.not_kept_parts,
         "repaired": summary.repaired,
         "broken": summary.broken,
+        "files": summary.files,
         "matched": summary.matched,
         "unmatched": summary.unmatched,
     });
@@ -113,6 +115,20 @@ fn print_summary(source: &Path, output: &Path, summary: &Summary, written: &Writ
     };
     writeln!(out, "{name}: {events} events, {bytes}{of_source}, in {:.2} s", took.as_secs_f64())?;
     print_broken(&mut out, &summary.broken)?;
+    for FileSummary { name, entries, rank, left_out, same_rank_as } in &summary.files {
+        let name = printable(name);
+        match (left_out, same_rank_as, rank) {
+            (Some(why), ..) => writeln!(out, "  {name}: left out: {}", printable(why))?,
+            (None, Some(other), Some(rank)) => {
+                let (entries, rank, other) = (HumanCount(*entries), printable(rank), printable(other));
+                writeln!(out, "  {name}: {entries} entries, rank {rank} like {other}: kept as another process")?;
+            }
+            (None, _, Some(rank)) => {
+                writeln!(out, "  {name}: {} entries, rank {}", HumanCount(*entries), printable(rank))?
+            }
+            (None, _, None) => writeln!(out, "  {name}: {} entries", HumanCount(*entries))?,
+        }
+    }
     let (all, unmatched) = (HumanCount(summary.matched + summary.unmatched), HumanCount(summary.unmatched));
     match (summary.matched, summary.unmatched) {
         (0, 0) => writeln!(out, "  no device work")?,
@@ -158,6 +174,9 @@ mod tests {
             ("trace.json", "trace.ktape"),
             ("run.pt.trace.json", "run.pt.trace.ktape"),
             ("odd", "odd.ktape"),
+            ("report1.sqlite", "report1.ktape"),
+            ("ranks/", "ranks.ktape"),
+            (".", "./ranks.ktape"),
         ] {
             assert_eq!(default_output(Path::new(source)), Path::new(tape));
         }

@@ -77,13 +77,13 @@ pub fn open_tape(path: &Path) -> Result<Tape> {
     Tape::open(path).with_context(name)
 }
 
-/// Whether a file begins as a tape does. What is no file is refused.
+/// Whether a file begins as a tape does; a folder of traces does not. What is neither is refused.
 fn is_tape(path: &Path) -> Result<bool> {
     let name = || path.display().to_string();
     let mut magic = Vec::new();
     // What the user named may be read more than once: first to learn what it is.
     match std::fs::metadata(path).with_context(name)? {
-        kind if kind.is_dir() => bail!("{}: is a directory; name a trace in it", path.display()),
+        kind if kind.is_dir() => return Ok(false),
         kind if !kind.is_file() => bail!("{}: is a pipe or device; write it to a file first", path.display()),
         _ => {}
     }
@@ -94,7 +94,7 @@ fn is_tape(path: &Path) -> Result<bool> {
 
 /// A trace of another tool is imported into memory. Its importer's errors name the file.
 fn load_foreign(path: &Path, selection: &Selection) -> Result<Loaded> {
-    let file_bytes = std::fs::metadata(path).with_context(|| path.display().to_string())?.len();
+    let file_bytes = bytes_of(path).with_context(|| path.display().to_string())?;
     let mut memory = Memory::default();
     import::import(path, &mut memory, &import::Options::default(), |_| {})?;
     let Memory { definitions, mut events, .. } = memory;
@@ -123,6 +123,15 @@ fn load_foreign(path: &Path, selection: &Selection) -> Result<Loaded> {
         tail_in_memory: false,
         closed: true,
     })
+}
+
+/// How long a file is, or all files of a folder.
+fn bytes_of(path: &Path) -> std::io::Result<u64> {
+    let metadata = std::fs::metadata(path)?;
+    if !metadata.is_dir() {
+        return Ok(metadata.len());
+    }
+    path.read_dir()?.map(|entry| Ok(entry?.metadata()?.len())).sum()
 }
 
 fn load_tape(path: &Path, selection: &Selection) -> Result<Loaded> {

@@ -2,6 +2,7 @@
 
 mod broken;
 mod error;
+mod folder;
 pub mod kineto;
 mod mixup;
 mod source;
@@ -10,9 +11,11 @@ mod summary;
 use std::path::Path;
 
 use ktape_format::Sink;
+use ktape_format::definition::{property, subject};
 
 pub use broken::{Broken, BrokenParts};
 pub use error::ImportError;
+pub use folder::FileSummary;
 pub use summary::{Reason, Summary};
 
 use source::Source;
@@ -33,13 +36,31 @@ pub struct Progress {
     pub total_bytes: Option<u64>,
 }
 
-/// Imports another tool's trace into `sink`. What it is, its content decides, not its name.
+/// Imports another tool's trace into `sink`, or a folder of them. What a file is, its content decides, not its name.
 pub fn import<S: Sink>(
     path: &Path,
     sink: &mut S,
     options: &Options,
-    progress: impl FnMut(Progress),
+    mut progress: impl FnMut(Progress),
+) -> Result<Summary, ImportError> {
+    let summary = match path.is_dir() {
+        true => folder::import(path, sink, options, &mut progress)?,
+        false => import_file(path, false, sink, options, &mut progress)?,
+    };
+    let not_kept = serde_json::json!(summary.all_not_kept()).to_string();
+    sink.property(subject::TAPE, 0, property::NOT_KEPT, &not_kept)
+        .map_err(|error| ImportError::Sink { path: path.to_owned(), source: Box::new(error) })?;
+    Ok(summary)
+}
+
+/// Imports one file, of several on the tape or the only one.
+fn import_file<S: Sink>(
+    path: &Path,
+    of_many: bool,
+    sink: &mut S,
+    options: &Options,
+    progress: &mut impl FnMut(Progress),
 ) -> Result<Summary, ImportError> {
     let source = Source::open(path)?;
-    kineto::import(source.into_text(), sink, options, progress)
+    kineto::import(source.into_text(), of_many, sink, options, progress)
 }

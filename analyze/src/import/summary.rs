@@ -2,8 +2,8 @@
 
 use std::collections::BTreeMap;
 
-use super::BrokenParts;
 use super::kineto::{DERIVED, IDS};
+use super::{BrokenParts, FileSummary};
 
 /// What an import did. The counts of [`Summary::kept`] and [`Summary::not_kept`] together are those of
 /// [`Summary::read`].
@@ -21,6 +21,10 @@ pub struct Summary {
     pub repaired: BTreeMap<&'static str, u64>,
     /// What of the file is broken. Not among the entries read, as nobody knows how many they were.
     pub broken: BrokenParts,
+    /// The files of a folder, in order; empty where it was one file.
+    pub files: Vec<FileSummary>,
+    /// The rank that the trace says it is of.
+    pub rank: Option<String>,
     /// Kernels, copies and memsets whose launching call is in the file.
     pub matched: u64,
     /// Kernels, copies and memsets without it: they were submitted before the recording began.
@@ -44,6 +48,8 @@ impl Summary {
         add(&mut self.not_kept_parts, part.not_kept_parts);
         add(&mut self.repaired, part.repaired);
         self.broken.add(part.broken, offset);
+        self.files.extend(part.files);
+        self.rank = self.rank.take().or(part.rank);
         self.matched += part.matched;
         self.unmatched += part.unmatched;
     }
@@ -93,7 +99,7 @@ impl Reason {
         if let Some(name) = description.strip_prefix("argument ") {
             let reason = match name {
                 name if IDS.contains(&name) => Reason::Id,
-                name if DERIVED.contains(&name) || name == "queued" => Reason::Derived,
+                name if DERIVED.contains(&name) => Reason::Derived,
                 _ => return (Reason::Unknown, description),
             };
             return (reason, name);

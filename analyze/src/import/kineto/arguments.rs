@@ -30,9 +30,12 @@ pub(in crate::import) const IDS: &[&str] = &[
     "Trace iteration",
 ];
 
-/// What follows from size and duration, or from the shape and the device's limits.
+/// What follows from size and duration, or from the shape and the device's limits; and `queued`, which is dropped where
+/// it is 0.
 pub(in crate::import) const DERIVED: &[&str] =
-    &["memory bandwidth (GB/s)", "blocks per SM", "warps per SM", "est. achieved occupancy %", "occupancy"];
+    &["memory bandwidth (GB/s)", "blocks per SM", "warps per SM", "est. achieved occupancy %", "occupancy", QUEUED];
+
+const QUEUED: &str = "queued";
 
 /// The arguments of an event that have columns. Absent ones are 0 or `None`.
 #[derive(Debug, Default)]
@@ -73,10 +76,12 @@ pub(super) struct Arguments<'a> {
 pub(super) struct Reader {
     /// What is to be kept of the event read last, as the inside of a JSON object.
     kept: String,
-    /// Which of [`IDS`] and then [`DERIVED`] the event read last had, a bit each: counted when it is known that the
-    /// whole of it is sound.
+    /// Which of [`IDS`] and then [`DERIVED`] were dropped of the event read last, a bit each: counted when it is known
+    /// that the whole of it is sound.
     had: u32,
-    /// How many of them were dropped.
+    /// What else was dropped of it.
+    had_others: Vec<String>,
+    /// How many of each were dropped.
     known: [u64; IDS.len() + DERIVED.len()],
     /// How many others were dropped, by name.
     others: BTreeMap<String, u64>,
@@ -94,6 +99,7 @@ impl Reader {
     pub(super) fn begin(&mut self) {
         self.kept.clear();
         self.had = 0;
+        self.had_others.clear();
     }
 
     /// Reads the arguments of an event of a category, as part of reading the event.
@@ -138,6 +144,9 @@ impl Reader {
             had &= had - 1;
         }
         self.had = 0;
+        for name in self.had_others.drain(..) {
+            *self.others.entry(name).or_default() += 1;
+        }
     }
 
     /// How many arguments were dropped, by name.
@@ -153,10 +162,7 @@ impl Reader {
         match number.map(|number| 1 << number) {
             Some(bit) if self.had & bit == 0 => self.had |= bit,
             // One that nobody knows, or the same once more.
-            _ => match self.others.get_mut(name) {
-                Some(count) => *count += 1,
-                None => _ = self.others.insert(name.to_owned(), 1),
-            },
+            _ => self.had_others.push(name.to_owned()),
         }
     }
 }
@@ -246,7 +252,7 @@ impl<'a> Arguments<'a> {
     fn take(&mut self, category: Category, key: &str, value: &'a str) -> Fate {
         let taken = match category {
             Category::Kernel | Category::Memcpy | Category::Memset => {
-                if DERIVED.contains(&key) || (key == "queued" && value == "0") {
+                if DERIVED.contains(&key) && (key != QUEUED || value == "0") {
                     return Fate::Dropped;
                 }
                 self.take_of_device_work(key, value)

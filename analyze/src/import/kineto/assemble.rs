@@ -8,7 +8,7 @@
 use std::borrow::Cow;
 
 use ktape_format::Sink;
-use ktape_format::definition::{subject, vendor};
+use ktape_format::definition::vendor;
 use memchr::{memchr_iter, memmem, memrchr};
 use serde::Deserialize;
 use serde_json::value::RawValue;
@@ -238,7 +238,7 @@ impl<'s, S: Sink> Assembler<'s, S> {
                     Ok((value, length)) => (value.get().to_owned(), length),
                     Err(step) => return Ok(step),
                 };
-                if let Err(problem) = self.property_of_the_trace(&key, &value)? {
+                if let Err(problem) = self.property_of_the_trace(&key, &value) {
                     return broken(problem);
                 }
                 (Next::Comma, length)
@@ -281,12 +281,12 @@ impl<'s, S: Sink> Assembler<'s, S> {
         }
     }
 
-    /// Keeps what the trace says of itself. The inner error is what is wrong with the value.
-    fn property_of_the_trace(&mut self, key: &str, json: &str) -> Result<Result<(), &'static str>, Fault> {
+    /// Keeps what the trace says of itself. The error is what is wrong with the value.
+    fn property_of_the_trace(&mut self, key: &str, json: &str) -> Result<(), &'static str> {
         match key {
             "baseTimeNanoseconds" => match json.parse() {
                 Ok(base_ns) => self.records.base_ns = base_ns,
-                Err(_) => return Ok(Err("`baseTimeNanoseconds` is not a whole number of nanoseconds")),
+                Err(_) => return Err("`baseTimeNanoseconds` is not a whole number of nanoseconds"),
             },
             "deviceProperties" => self.records.device_properties = Some(json.to_owned()),
             "distributedInfo" => self.records.distributed_info = Some(json.to_owned()),
@@ -294,9 +294,9 @@ impl<'s, S: Sink> Assembler<'s, S> {
             _ if key.starts_with("roctracer") || key.starts_with("hip") => self.records.vendor = vendor::AMD,
             _ => {}
         }
-        let value = text(json).unwrap_or(Cow::Borrowed(json));
-        self.sink.property(subject::TAPE, 0, key, &value)?;
-        Ok(Ok(()))
+        let value = text(json).unwrap_or(Cow::Borrowed(json)).into_owned();
+        self.records.properties.push((key.to_owned(), value));
+        Ok(())
     }
 
     /// Leaves out, or mends, what is broken from a place on, and says where to go on. In the array that is where the

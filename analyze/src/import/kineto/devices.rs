@@ -154,8 +154,8 @@ impl Places {
         self.streams_of_device.get(&place).map(|stream| (DefinitionKind::Stream, *stream))
     }
 
-    /// Says the rank of the traced process.
-    pub(super) fn rank<S: Sink>(&self, sink: &mut S, distributed_info: Option<&str>) -> Result<(), Fault> {
+    /// Says the rank of the traced process, and returns it.
+    pub(super) fn rank<S: Sink>(&self, sink: &mut S, distributed_info: Option<&str>) -> Result<Option<String>, Fault> {
         let info: serde_json::Map<String, Value> =
             distributed_info.and_then(|json| serde_json::from_str(json).ok()).unwrap_or_default();
         for (name, key) in [("rank", property::RANK), ("world_size", property::WORLD_SIZE)] {
@@ -163,7 +163,7 @@ impl Places {
                 sink.property(DefinitionKind::Process as u16, self.main_process, key, &plain(value))?;
             }
         }
-        Ok(())
+        Ok(info.get("rank").map(plain))
     }
 }
 

@@ -36,7 +36,7 @@ pub(in crate::import) use arguments::{DERIVED, IDS};
 use super::source::{Text, is_of_the_packing};
 use super::{ImportError, Options, Progress, Summary};
 
-/// Imports the JSON text of a trace into `sink`. `name` is what the file is called, in the tape and in errors.
+/// Imports the JSON text of one trace into `sink`. `name` is what the file is called, in the tape and in errors.
 pub fn import_bytes<S: Sink>(
     text: &[u8],
     name: &str,
@@ -44,22 +44,24 @@ pub fn import_bytes<S: Sink>(
     options: &Options,
     progress: impl FnMut(Progress),
 ) -> Result<Summary, ImportError> {
-    import_text(Text::of_bytes(text, name), PIECE_BYTES, sink, options, progress)
+    import_text(Text::of_bytes(text, name), PIECE_BYTES, false, sink, options, progress)
 }
 
-/// Imports a trace.
+/// Imports a trace, one of several on the tape or the only one.
 pub(super) fn import<S: Sink>(
     text: Text<'_>,
+    of_many: bool,
     sink: &mut S,
     options: &Options,
     progress: impl FnMut(Progress),
 ) -> Result<Summary, ImportError> {
-    import_text(text, PIECE_BYTES, sink, options, progress)
+    import_text(text, PIECE_BYTES, of_many, sink, options, progress)
 }
 
 fn import_text<S: Sink>(
     text: Text<'_>,
     piece_bytes: usize,
+    of_many: bool,
     sink: &mut S,
     options: &Options,
     mut progress: impl FnMut(Progress),
@@ -85,7 +87,7 @@ fn import_text<S: Sink>(
     let outcome = match outcome {
         Ok(()) => {
             let (sink, records, summary) = assembler.finish();
-            return Writer::write(sink, &name, records, summary).map_err(|fault| match fault {
+            return Writer::write(sink, &name, of_many, records, summary).map_err(|fault| match fault {
                 Fault::Sink(source) => ImportError::Sink { path, source },
                 Fault::NotATrace(found) | Fault::At { problem: found, .. } => ImportError::NotATrace { path, found },
             });
@@ -100,4 +102,58 @@ fn import_text<S: Sink>(
         Fault::NotATrace(found) => ImportError::NotATrace { path, found },
         Fault::Sink(source) => ImportError::Sink { path, source },
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use ktape_format::Memory;
+    use proptest::prelude::*;
+
+    const MODERN: &[u8] = include_bytes!("../../../../fixtures/kineto/modern.json");
+
+    /// All that an import gives, as text.
+    fn outcome(text: &[u8], piece_bytes: usize, lenient: bool) -> String {
+        let mut memory = Memory::default();
+        let text = Text::of_bytes(text, "trace.json");
+        let summary = import_text(text, piece_bytes, false, &mut memory, &Options { lenient }, |_| {});
+        match summary {
+            Ok(summary) => format!("{summary:?} {:?} {:?}", memory.definitions, memory.events),
+            Err(error) => error.to_string(),
+        }
+    }
+
+    #[test]
+    fn pieces_of_any_length_make_the_same() {
+        let whole = outcome(MODERN, PIECE_BYTES, false);
+        assert!(whole.contains("definitions") || whole.contains("strings"), "{whole}");
+        for piece_bytes in 1..MODERN.len() {
+            assert!(outcome(MODERN, piece_bytes, false) == whole, "pieces of {piece_bytes} bytes");
+        }
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(400))]
+
+        /// Whatever is wrong with a trace, where it is cut into pieces changes neither the fault nor what is kept.
+        #[test]
+        fn pieces_of_a_broken_trace_make_the_same(
+            changes in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..4),
+            noise in prop::sample::select(b"\"\\{}[],:\x01\xff9-NaN \n".to_vec()),
+            end in any::<prop::sample::Index>(),
+            is_cut in any::<bool>(),
+            piece_bytes in 20_usize..600,
+            lenient in any::<bool>(),
+        ) {
+            let mut text = MODERN.to_vec();
+            for (at, byte) in changes {
+                *at.get_mut(&mut text) = if byte % 2 == 0 { noise } else { byte };
+            }
+            text.truncate(if is_cut { end.index(text.len()) } else { text.len() });
+            let (whole, parts) = (outcome(&text, PIECE_BYTES, lenient), outcome(&text, piece_bytes, lenient));
+            let same = whole.bytes().zip(parts.bytes()).take_while(|(whole, part)| whole == part).count();
+            let around = |text: &str| text.chars().skip(same.saturating_sub(80)).take(160).collect::<String>();
+            prop_assert!(whole == parts, "{}\n{}\n{}", String::from_utf8_lossy(&text), around(&whole), around(&parts));
+        }
+    }
 }

@@ -262,6 +262,8 @@ pub(super) struct Records {
     /// Streams' priorities, where the file says them, by number of the place.
     pub(super) priorities: FxHashMap<u32, i32>,
     pub(super) metadata: Vec<Metadata>,
+    /// What the trace says of itself: its top-level keys and their values.
+    pub(super) properties: Vec<(String, String)>,
     pub(super) starts: Starts,
     /// `baseTimeNanoseconds`.
     pub(super) base_ns: i64,

@@ -20,6 +20,8 @@ pub(super) struct Writer<'s, S> {
     places: Places,
     summary: Summary,
     base_ns: i64,
+    /// Whether the tape gets other traces too, so that what this one says of itself is said of its process.
+    of_many: bool,
     /// How many events of each kind were written, with the kind's name.
     kept: Vec<(&'static str, u64)>,
 }
@@ -54,10 +56,11 @@ struct Located {
 }
 
 impl<'s, S: Sink> Writer<'s, S> {
-    /// Writes everything and adds what was kept to the summary.
+    /// Writes everything and adds what was kept to the summary. `source` is the file's name.
     pub(super) fn write(
         sink: &'s mut S,
         source: &str,
+        of_many: bool,
         mut records: Records,
         mut summary: Summary,
     ) -> Result<Summary, Fault> {
@@ -67,7 +70,7 @@ impl<'s, S: Sink> Writer<'s, S> {
         summary.repair_all("device operation without a time (`ts` 0), set to its call's", on_device);
         records.sort();
         let places = Places::new(sink, source, &records)?;
-        let mut writer = Writer { sink, places, summary, base_ns, kept: Vec::new() };
+        let mut writer = Writer { sink, places, summary, base_ns, of_many, kept: Vec::new() };
         let stacks = writer.stacks(&records)?;
         let calls = records.calls_by_correlation();
         let (submitted, located) = writer.locate(&records, &calls)?;

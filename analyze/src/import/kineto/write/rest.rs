@@ -1,8 +1,9 @@
 //! Allocations, ranges, marks, slices, counters, and the tape's properties.
 
 use ktape_format::Sink;
-use ktape_format::definition::{CounterName, property, subject};
+use ktape_format::definition::{CounterName, subject};
 use ktape_format::event::{Alloc, ClockPair, Free, Loss, allocator, clock_kind};
+use ktape_format::table::DefinitionKind;
 
 use super::super::error::Fault;
 use super::super::records::{CallsByCorrelation, Records};
@@ -99,9 +100,14 @@ impl<S: Sink> Writer<'_, S> {
 
     pub(super) fn properties(&mut self, records: &Records) -> Result<(), Fault> {
         self.places.name(self.sink, records, &mut self.summary)?;
-        self.places.rank(self.sink, records.distributed_info.as_deref())?;
-        let not_kept = serde_json::json!(self.summary.all_not_kept()).to_string();
-        self.sink.property(subject::TAPE, 0, property::NOT_KEPT, &not_kept)?;
+        self.summary.rank = self.places.rank(self.sink, records.distributed_info.as_deref())?;
+        let (subject, id) = match self.of_many {
+            true => (DefinitionKind::Process as u16, self.places.main_process),
+            false => (subject::TAPE, 0),
+        };
+        for (key, value) in &records.properties {
+            self.sink.property(subject, id, key, value)?;
+        }
         Ok(())
     }
 

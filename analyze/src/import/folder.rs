@@ -1,0 +1,119 @@
+//! A folder of traces, one of each rank of a job: each file a process with devices of its own.
+//!
+//! The order is that of the names, so that the same folder always makes the same tape. A folder holds other things
+//! too (logs, tapes, a README); what is no trace is told, not fatal. A file that is a trace and broken is.
+
+use std::fs::File;
+use std::io::{self, Read};
+use std::path::{Path, PathBuf};
+
+use ktape_format::Sink;
+
+use super::{ImportError, Options, Progress, Summary, import_file};
+
+/// What became of one file of a folder.
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize)]
+pub struct FileSummary {
+    /// Its name in the folder.
+    pub name: String,
+    /// How many entries it had.
+    pub entries: u64,
+    /// The rank that it says it is of.
+    pub rank: Option<String>,
+    /// Why it was left out, if it was.
+    pub left_out: Option<String>,
+    /// Another file that says it is of the same rank: two steps of one rank, or twice the same.
+    pub same_rank_as: Option<String>,
+}
+
+/// Imports all traces in a folder.
+pub(super) fn import<S: Sink>(
+    folder: &Path,
+    sink: &mut S,
+    options: &Options,
+    progress: &mut impl FnMut(Progress),
+) -> Result<Summary, ImportError> {
+    let failed = |source| ImportError::Read { path: folder.to_owned(), source };
+    let files = files_of(folder).map_err(failed)?;
+    let total_bytes = files.iter().map(|(_, bytes)| bytes).sum();
+    let mut all = Summary::default();
+    let mut before_bytes = 0;
+    for (number, (path, file_bytes)) in files.iter().enumerate() {
+        let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        let mut file = FileSummary { name, entries: 0, rank: None, left_out: None, same_rank_as: None };
+        let twin = files[..number].iter().find(|(_, bytes)| bytes == file_bytes).filter(|(twin, _)| same(twin, path));
+        let outcome = match twin {
+            Some((twin, _)) => {
+                let twin = twin.file_name().unwrap_or_default().to_string_lossy();
+                file.left_out = Some(format!("byte for byte the same as {twin}"));
+                None
+            }
+            None => {
+                let mut progress = |Progress { done_bytes, .. }| {
+                    progress(Progress { done_bytes: before_bytes + done_bytes, total_bytes: Some(total_bytes) });
+                };
+                match import_file(path, true, sink, options, &mut progress) {
+                    Ok(summary) => Some(summary),
+                    Err(ImportError::NotATrace { found, .. }) => {
+                        file.left_out = Some(found);
+                        None
+                    }
+                    Err(error) => return Err(error),
+                }
+            }
+        };
+        if let Some(mut summary) = outcome {
+            file.entries = summary.entries();
+            file.rank = summary.rank.take();
+            let same_rank = all.files.iter().find(|other| file.rank.is_some() && other.rank == file.rank);
+            file.same_rank_as = same_rank.map(|other| other.name.clone());
+            all.add(summary, 0);
+        }
+        all.files.push(file);
+        before_bytes += file_bytes;
+    }
+    if all.files.iter().all(|file| file.left_out.is_some()) {
+        let found = "is a folder without a trace in it".to_owned();
+        return Err(ImportError::NotATrace { path: folder.to_owned(), found });
+    }
+    Ok(all)
+}
+
+/// The files of a folder with their lengths, by name. Hidden ones are nobody's traces.
+fn files_of(folder: &Path) -> io::Result<Vec<(PathBuf, u64)>> {
+    let mut files = Vec::new();
+    for entry in folder.read_dir()? {
+        let entry = entry?;
+        let metadata = std::fs::metadata(entry.path())?;
+        if metadata.is_file() && !entry.file_name().to_string_lossy().starts_with('.') {
+            files.push((entry.path(), metadata.len()));
+        }
+    }
+    files.sort();
+    Ok(files)
+}
+
+/// Whether two files have the same bytes. What cannot be read is the import's to tell.
+fn same(one: &Path, other: &Path) -> bool {
+    let mut blocks = [vec![0; 1 << 16], vec![0; 1 << 16]];
+    let (Ok(mut one), Ok(mut other)) = (File::open(one), File::open(other)) else { return false };
+    loop {
+        let [left, right] = &mut blocks;
+        match (read_full(&mut one, left), read_full(&mut other, right)) {
+            (Ok(0), Ok(0)) => return true,
+            (Ok(read), Ok(also)) if read == also && left[..read] == right[..read] => {}
+            _ => return false,
+        }
+    }
+}
+
+fn read_full(file: &mut File, into: &mut [u8]) -> io::Result<usize> {
+    let mut read = 0;
+    while read < into.len() {
+        match file.read(&mut into[read..])? {
+            0 => break,
+            more => read += more,
+        }
+    }
+    Ok(read)
+}
