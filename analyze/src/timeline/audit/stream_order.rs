@@ -282,7 +282,8 @@ mod tests {
     #[test]
     fn the_ends_of_time() {
         let most = u64::MAX;
-        let disorder = found(&[(1, i64::MIN, most, 1), (1, i64::MIN + 1, most, 2), (1, 0, 5, 3), (1, i64::MAX, most, 4)]);
+        let disorder =
+            found(&[(1, i64::MIN, most, 1), (1, i64::MIN + 1, most, 2), (1, 0, 5, 3), (1, i64::MAX, most, 4)]);
         assert_eq!(disorder.cuts.len(), 2);
         assert_eq!(disorder.impossible.ns, u64::MAX, "saturated");
     }
