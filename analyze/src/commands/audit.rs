@@ -9,7 +9,7 @@ use crate::timeline::audit::{Audit, Example, Finding};
 use crate::timeline::names::{printable, short_kernel_name};
 
 /// Writes what was found; nothing if nothing was.
-pub fn print(out: &mut impl Write, audit: &Audit) -> io::Result<()> {
+pub(super) fn print(out: &mut impl Write, audit: &Audit) -> io::Result<()> {
     let lines = lines(audit);
     if !lines.is_empty() {
         writeln!(out, "to know before the figures:")?;

@@ -15,7 +15,7 @@ use std::convert::Infallible;
 
 use ktape_format::definition::{Context, Device, Process, Stream, property, vendor};
 use ktape_format::event::{Event, KindVisitor, timing, visit_kinds};
-use ktape_format::table::{DefinitionKind, Refers, Row};
+use ktape_format::table::{DefinitionKind, Refers};
 use ktape_format::{Definitions, Table};
 use rustc_hash::{FxHashMap, FxHashSet};
 use serde::Serialize;

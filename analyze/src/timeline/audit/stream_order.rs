@@ -178,11 +178,7 @@ impl Least {
     fn learn(&mut self, ns: i64, submission: u64) {
         let is_less = |than: Option<(i64, u64)>| than.is_none_or(|(least, _)| ns < least);
         match self.first {
-            Some((_, of)) if is_one_submission(of, submission) => {
-                if is_less(self.first) {
-                    self.first = Some((ns, submission));
-                }
-            }
+            Some((least, of)) if is_one_submission(of, submission) => self.first = Some((least.min(ns), submission)),
             _ if is_less(self.first) => {
                 self.other = self.first;
                 self.first = Some((ns, submission));
