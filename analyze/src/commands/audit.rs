@@ -72,7 +72,7 @@ fn lines(audit: &Audit) -> Vec<String> {
     if unlaunched.count > 0 {
         lines.push(format!(
             "{} no launching call on the tape (launched before the recording, or the call was lost), {} of the device \
-             time: no stack is known for it",
+             time: that time has no stack",
             operations(unlaunched.count, "has", "have"),
             share(unlaunched.ns, audit.device_ns),
         ));

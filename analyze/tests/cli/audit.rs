@@ -121,7 +121,7 @@ fn faults_stand_behind_losses_and_before_the_figures() {
     for expected in [
         "1 device operation runs far past later ones of its stream",
         "faulty\u{fffd}[2J_kernel, 700 ms",
-        "at 0.302000 s on stream 7 of device 3",
+        "at 0.000302 s on stream 7 of device 3",
         "rank 5 is several processes: 42, 43",
         "1 of 10 launches have no device work",
         "calls total repaired kernel",

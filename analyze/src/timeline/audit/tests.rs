@@ -252,6 +252,8 @@ fn the_ends_of_time() {
             put(memory, Launch { duration_ns: u64::MAX, ..launch(start_ns.saturating_neg(), correlation) });
             put(memory, Slice { start_ns, duration_ns: u64::MAX, thread: u32::MAX, ..Slice::default() });
         }
+        // All others end when time does, so only this one can be outlasted.
+        put(memory, kernel(7, 5, 9));
         put(memory, Memcpy { stream: u32::MAX, timing: 77, duration_ns: 1, ..Memcpy::default() });
     };
     for first_ns in [i64::MIN, 0, i64::MAX] {
