@@ -27,7 +27,7 @@ fn lines(audit: &Audit) -> Vec<String> {
     let Audit { impossible, longer_than_host, overlaps, graph_branches, before_launch, unlaunched, .. } = audit;
     if impossible.count > 0 {
         lines.push(format!(
-            "{} far past later ones of their stream, so these durations cannot be: of {} of device time in all, {} are \
+            "{} far past later ones on the stream, so such durations cannot be: of {} of device time in all, {} are \
              left with them cut where the next begins; worst is {}",
             operations(impossible.count, "runs", "run"),
             duration(audit.device_ns as f64),

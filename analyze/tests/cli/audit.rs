@@ -119,7 +119,7 @@ fn faults_stand_behind_losses_and_before_the_figures() {
     assert!(places.is_sorted(), "{text}");
     let words = text.split_whitespace().collect::<Vec<_>>().join(" ");
     for expected in [
-        "1 device operation runs far past later ones of its stream",
+        "1 device operation runs far past later ones on the stream",
         "faulty\u{fffd}[2J_kernel, 700 ms",
         "at 0.000302 s on stream 7 of device 3",
         "rank 5 is several processes: 42, 43",
