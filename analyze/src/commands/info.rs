@@ -8,10 +8,11 @@ use serde::Serialize;
 
 use super::counts::write_not_kept;
 use super::load::{Loaded, Losses, load, open_tape};
-use super::{Outcome, layout, note_losses, write_json};
+use super::{Outcome, audit, layout, note_losses, write_json};
 use crate::human::{HumanBytes, HumanCount, counted, duration, share, text_table};
 use crate::layout::Layout;
 use crate::timeline::Selection;
+use crate::timeline::audit::Audit;
 use crate::timeline::names::printable;
 use crate::timeline::summary::{KernelSummary, Summary};
 
@@ -53,6 +54,7 @@ struct Info<'a> {
     closed: bool,
     staged_rows: u64,
     tail_in_memory: bool,
+    audit: &'a Audit,
     #[serde(flatten)]
     summary: &'a Summary,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -66,6 +68,7 @@ pub fn run(args: &Args) -> Result<Outcome> {
     let tape = args.layout.then(|| open_tape(&args.trace)).transpose()?;
     let loaded = load(&args.trace, &args.selection)?;
     let summary = loaded.timeline.summary();
+    let audit = loaded.timeline.audit(loaded.first_ns, args.selection.is_everything());
     let events: usize = summary.events.values().sum();
     let info = Info {
         path: loaded.path.display().to_string(),
@@ -75,8 +78,9 @@ pub fn run(args: &Args) -> Result<Outcome> {
         closed: loaded.closed,
         staged_rows: loaded.staged_rows,
         tail_in_memory: loaded.tail_in_memory,
+        audit: &audit,
         summary: &summary,
-        kernels: args.kernels.then(|| loaded.timeline.kernel_summaries()),
+        kernels: args.kernels.then(|| loaded.timeline.kernel_summaries(&audit)),
         layout: tape.map(|tape| Layout::new(&tape, &loaded.timeline.definitions.strings)),
     };
     let mut out = std::io::stdout().lock();
@@ -91,6 +95,7 @@ pub fn run(args: &Args) -> Result<Outcome> {
 fn print(out: &mut impl Write, loaded: &Loaded, info: &Info<'_>) -> Result<()> {
     let summary = info.summary;
     note_losses(out, loaded)?;
+    audit::print(out, info.audit)?;
     writeln!(
         out,
         "{}: {}, {:.2} bytes an event, {}{}",
@@ -161,13 +166,15 @@ fn print(out: &mut impl Write, loaded: &Loaded, info: &Info<'_>) -> Result<()> {
         writeln!(out, "{}", table.trim_fmt())?;
     }
     if let Some(kernels) = &info.kernels {
-        let mut table = text_table(["calls", "total", "kernel"], &[2]);
+        let is_repaired = info.audit.impossible.count > 0;
+        let mut table = match is_repaired {
+            true => text_table(["calls", "total", "repaired", "kernel"], &[3]),
+            false => text_table(["calls", "total", "kernel"], &[2]),
+        };
         for kernel in kernels {
-            table.add_row([
-                HumanCount(kernel.calls).to_string(),
-                duration(kernel.total_ns as f64),
-                printable(&kernel.name).into_owned(),
-            ]);
+            let repaired = is_repaired.then(|| duration(kernel.repaired_ns as f64));
+            let figures = [HumanCount(kernel.calls).to_string(), duration(kernel.total_ns as f64)];
+            table.add_row(figures.into_iter().chain(repaired).chain([printable(&kernel.name).into_owned()]));
         }
         writeln!(out, "{}", table.trim_fmt())?;
     }

@@ -1,5 +1,6 @@
 //! One subcommand, one file. This one holds what they share: the list, how losses and JSON are written, the exit code.
 
+mod audit;
 pub mod compare;
 pub mod counts;
 pub mod dump;

@@ -3,8 +3,9 @@
 //! The columns are those of the tape ([`ktape_format::Events`]), sorted by start. On top of them stand the joins
 //! that every report needs: a device operation with the call that submitted it ([`Timeline::submitter`]), all
 //! operations of the devices in one order ([`Timeline::device_ops`]), and the union of their times
-//! ([`intervals::union_ns`]; a sum would count overlapping work twice).
+//! ([`intervals::union_ns`]; a sum would count overlapping work twice). What of it cannot be right, [`audit`] says.
 
+pub mod audit;
 pub mod intervals;
 pub mod names;
 pub mod occupancy;

@@ -9,7 +9,7 @@ use ktape_format::table::DefinitionKind;
 use rustc_hash::FxHashMap;
 use serde::Serialize;
 
-use super::{DeviceOp, DeviceOpKind, Timeline, intervals::union_ns, names};
+use super::{DeviceOp, DeviceOpKind, Timeline, audit::Audit, intervals::union_ns, names};
 
 /// A trace in figures. The field names are the keys of `analyze info --json`.
 #[derive(Debug, Serialize)]
@@ -90,6 +90,8 @@ pub struct KernelSummary {
     pub calls: u64,
     /// The sum of its durations.
     pub total_ns: u64,
+    /// The same, with the impossible ones cut ([`Audit::repaired_ns`]).
+    pub repaired_ns: u64,
 }
 
 impl Timeline {
@@ -108,26 +110,31 @@ impl Timeline {
         }
     }
 
-    /// The kernels by total time, longest first; those of equal time by name.
-    pub fn kernel_summaries(&self) -> Vec<KernelSummary> {
-        let mut by_kernel = FxHashMap::<u32, (u64, u64)>::default();
-        for row in self.events.kernel.rows() {
+    /// The kernels by repaired total time, longest first, so that no impossible duration hides them; those of equal
+    /// time by name.
+    pub fn kernel_summaries(&self, audit: &Audit) -> Vec<KernelSummary> {
+        let mut by_kernel = FxHashMap::<u32, (u64, u64, u64)>::default();
+        for (index, row) in (0..).zip(self.events.kernel.rows()) {
             let kernel = self.definitions.get::<Shape>(row.shape).map_or(0, |shape| shape.kernel);
-            let (calls, total_ns) = by_kernel.entry(kernel).or_default();
+            let (calls, total_ns, repaired_ns) = by_kernel.entry(kernel).or_default();
+            let left_ns = audit.repaired_ns(DeviceOpKind::Kernel, index).unwrap_or(row.duration_ns);
             *calls += 1;
             *total_ns = total_ns.saturating_add(row.duration_ns);
+            *repaired_ns = repaired_ns.saturating_add(left_ns);
         }
         // One name may stand in several modules.
         let mut kernels = BTreeMap::<String, KernelSummary>::new();
-        for (kernel, (calls, total_ns)) in by_kernel {
+        for (kernel, (calls, total_ns, repaired_ns)) in by_kernel {
             let name = self.definitions.get::<KernelName>(kernel).map_or(0, |kernel| kernel.name);
             let name = names::demangled(self.definitions.string(name)).into_owned();
-            let summary = kernels.entry(name.clone()).or_insert(KernelSummary { name, calls: 0, total_ns: 0 });
+            let none = KernelSummary { name: name.clone(), calls: 0, total_ns: 0, repaired_ns: 0 };
+            let summary = kernels.entry(name).or_insert(none);
             summary.calls += calls;
             summary.total_ns = summary.total_ns.saturating_add(total_ns);
+            summary.repaired_ns = summary.repaired_ns.saturating_add(repaired_ns);
         }
         let mut kernels: Vec<KernelSummary> = kernels.into_values().collect();
-        kernels.sort_by_key(|kernel| Reverse(kernel.total_ns));
+        kernels.sort_by_key(|kernel| Reverse(kernel.repaired_ns));
         kernels
     }
 
@@ -212,7 +219,7 @@ mod tests {
             let Ok(shape) = memory.define(Shape { kernel, ..Shape::default() });
             let Ok(()) = memory.event(Kernel { duration_ns: 5, shape, ..Kernel::default() });
         }
-        let kernels = Timeline::new(memory.definitions, memory.events).kernel_summaries();
+        let kernels = Timeline::new(memory.definitions, memory.events).kernel_summaries(&Audit::default());
         assert_eq!(kernels.len(), 1);
         assert_eq!((&*kernels[0].name, kernels[0].calls, kernels[0].total_ns), ("k(float*)", 3, 15));
     }

@@ -1,5 +1,6 @@
 //! `analyze` from its user's side, one module a command. One binary, so that it is linked once.
 
+mod audit;
 #[expect(dead_code, reason = "the tests of `format` forge staged records as well")]
 #[path = "../../../format/tests/hostile/checksums.rs"]
 mod checksums;

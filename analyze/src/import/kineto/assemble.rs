@@ -186,27 +186,16 @@ impl<'s, S: Sink> Assembler<'s, S> {
         self.summary.add(std::mem::take(&mut found.summary), self.offset + at as u64);
         self.records.join(found, self.sink)?;
         let to = at + stop.at;
+        self.next = Next::Events(stop.expect);
         match stop.state {
-            StopState::Between(expect) => {
-                self.next = Next::Events(expect);
-                Ok(Step::More(to))
-            }
-            StopState::Within => {
-                self.next = Next::Events(Expect::Element);
-                Ok(Step::More(to))
-            }
+            StopState::Between | StopState::Within => Ok(Step::More(to)),
             StopState::Closed => {
                 self.next = if self.bare { Next::End } else { Next::Comma };
                 Ok(Step::To(to))
             }
-            StopState::Broken { offset, problem } => {
-                self.next = Next::Events(Expect::Element);
-                match self.lenient && !last {
-                    // The next event may begin in the next piece.
-                    true => Ok(Step::More(to)),
-                    false => Ok(Step::Broken { from: to, offset: at + offset, problem }),
-                }
-            }
+            // The next event may begin in the next piece.
+            StopState::Broken { .. } if self.lenient && !last => Ok(Step::More(to)),
+            StopState::Broken { offset, problem } => Ok(Step::Broken { from: to, offset: at + offset, problem }),
             StopState::Fault(fault) => Err(fault),
         }
     }

@@ -99,6 +99,8 @@ pub(super) enum Expect {
 pub(super) struct Stop {
     /// How much of the text was read.
     pub(super) at: usize,
+    /// What is expected there; of no meaning after the array's end.
+    pub(super) expect: Expect,
     pub(super) state: StopState,
 }
 
@@ -106,7 +108,7 @@ pub(super) struct Stop {
 #[derive(Debug)]
 pub(super) enum StopState {
     /// The text ended between two elements.
-    Between(Expect),
+    Between,
     /// The text ended within the element that begins at [`Stop::at`], or may have.
     Within,
     /// The array ended.
@@ -134,10 +136,12 @@ pub(super) fn elements(text: &[u8], mut expect: Expect, lenient: bool, handler: 
     let mut valid = Valid::from(text, at);
     loop {
         at = text.len() - text[at..].trim_ascii_start().len();
-        let stop = |state| Stop { at, state };
+        let stop = |state| Stop { at, expect, state };
         let (offset, problem) = match (text.get(at), expect) {
-            (None, _) => return stop(StopState::Between(expect)),
-            (Some(b']'), Expect::First | Expect::Comma) => return Stop { at: at + 1, state: StopState::Closed },
+            (None, _) => return stop(StopState::Between),
+            (Some(b']'), Expect::First | Expect::Comma) => {
+                return Stop { at: at + 1, expect, state: StopState::Closed };
+            }
             (Some(b','), Expect::Comma) => {
                 at += 1;
                 expect = Expect::Element;

@@ -17,7 +17,7 @@ use crate::common;
 const COUNT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../fixtures/kineto/count.py");
 
 /// All real Kineto traces: every JSON file but the memory timeline.
-fn kineto_traces(folder: &Path) -> Vec<PathBuf> {
+pub(crate) fn kineto_traces(folder: &Path) -> Vec<PathBuf> {
     let mut traces = Vec::new();
     let mut folders = vec![folder.join("traces")];
     while let Some(folder) = folders.pop() {
@@ -35,7 +35,7 @@ fn kineto_traces(folder: &Path) -> Vec<PathBuf> {
     traces
 }
 
-fn has_python() -> bool {
+pub(crate) fn has_python() -> bool {
     let found = Command::new("python3").arg("--version").stdout(Stdio::null()).status().is_ok();
     if !found {
         common::skipped("no python3 to count independently");
