@@ -43,6 +43,8 @@ enum Next {
     Events(Expect),
     /// Nothing.
     End,
+    /// What is behind something broken, after the events.
+    Ignored,
 }
 
 /// Where in the text something is, for people.
@@ -61,6 +63,8 @@ pub(super) struct Assembler<'s, S> {
     /// Whether the text is an array without the object around it.
     bare: bool,
     has_events: bool,
+    /// What is ignored, and why.
+    ignored: Option<Broken>,
     /// The text that was not read yet.
     rest: Vec<u8>,
     /// Where `rest` begins in the text.
@@ -91,6 +95,7 @@ impl<'s, S: Sink> Assembler<'s, S> {
             next: Next::Begin,
             bare: false,
             has_events: false,
+            ignored: None,
             rest: Vec::new(),
             offset: 0,
             lines: 0,
@@ -155,9 +160,18 @@ impl<'s, S: Sink> Assembler<'s, S> {
                     let (found, stop) = read.take().unwrap_or_else(|| found_in(&self.rest[at..], expect, self.lenient));
                     self.events_from(at, found, stop, last)
                 }
+                Next::Ignored => {
+                    let bytes = (self.rest.len() - at) as u64;
+                    self.ignored.iter_mut().for_each(|ignored| ignored.bytes += bytes);
+                    Ok(Step::More(self.rest.len()))
+                }
                 _ => self.outermost(at, last),
             };
-            match step? {
+            let step = match step? {
+                Step::Broken { from, offset, problem } if self.lenient => self.skip(from, offset, problem, last)?,
+                step => step,
+            };
+            match step {
                 Step::To(to) => at = to,
                 Step::More(from) if !last && self.rest.len() - from <= LONGEST_BYTES => {
                     self.leave(from);
@@ -168,7 +182,6 @@ impl<'s, S: Sink> Assembler<'s, S> {
                     return Err(Fault::At { offset: from, problem });
                 }
                 Step::More(from) => return self.cut_off(from),
-                Step::Broken { from, problem, .. } if self.lenient => at = self.skip(from, problem)?,
                 Step::Broken { offset, problem, .. } => return Err(Fault::At { offset, problem }),
             }
         }
@@ -235,7 +248,7 @@ impl<'s, S: Sink> Assembler<'s, S> {
             (Next::Comma, Some(b',')) => (Next::Key { or_end: false }, 1),
             (Next::Comma, Some(_)) => return broken("not JSON here: expected `,` or `}`"),
             (Next::End, Some(_)) => return broken("not JSON here: something follows after the trace's end"),
-            (Next::Events(_), Some(_)) => (self.next.clone(), 0),
+            (Next::Events(_) | Next::Ignored, Some(_)) => (self.next.clone(), 0),
         };
         self.next = next;
         Ok(Step::To(at + length))
@@ -262,11 +275,11 @@ impl<'s, S: Sink> Assembler<'s, S> {
             // A number may go on in the next piece.
             Some(Ok(_)) if values.byte_offset() == text.len() && !last => Err(Step::More(at)),
             Some(Ok(value)) => Ok((value, values.byte_offset())),
-            Some(Err(error)) if !error.is_eof() => {
-                let (offset, problem) = syntax_fault(text, &error);
-                Err(Step::Broken { from: at, offset: at + offset, problem })
-            }
-            Some(Err(_)) | None => Err(Step::More(at)),
+            Some(Err(error)) => Err(match syntax_fault(text, &error) {
+                Some((offset, problem)) => Step::Broken { from: at, offset: at + offset, problem },
+                None => Step::More(at),
+            }),
+            None => Err(Step::More(at)),
         }
     }
 
@@ -290,7 +303,7 @@ impl<'s, S: Sink> Assembler<'s, S> {
 
     /// Leaves out, or mends, what is broken from a place on, and says where to go on. In the array that is where the
     /// array seems to end, as there is no further event.
-    fn skip(&mut self, from: usize, problem: String) -> Result<usize, Fault> {
+    fn skip(&mut self, from: usize, offset: usize, problem: String, last: bool) -> Result<Step, Fault> {
         let rest = &self.rest[from..];
         let length = match self.next {
             Next::Events(_) => {
@@ -301,19 +314,22 @@ impl<'s, S: Sink> Assembler<'s, S> {
                 self.summary.add(std::mem::take(&mut found.summary), self.offset + from as u64);
                 self.records.join(found, self.sink)?;
                 self.next = Next::Events(Expect::Comma);
-                return Ok(from + length);
+                return Ok(Step::To(from + length));
             }
             // Nothing behind the events is worth as much as they are.
             _ if self.has_events => {
-                self.next = Next::End;
-                rest.len()
+                let offset = self.offset + from as u64;
+                self.ignored = Some(Broken { offset, bytes: 0, mended: false, problem });
+                self.next = Next::Ignored;
+                return Ok(Step::To(from));
             }
             _ => match memmem::find(&rest[1..], b"\"traceEvents\"") {
                 Some(at) => {
                     self.next = Next::Key { or_end: false };
                     at + 1
                 }
-                None => return Err(Fault::At { offset: from, problem }),
+                None if last => return Err(Fault::At { offset, problem }),
+                None => return Ok(Step::More(from)),
             },
         };
         self.summary.broken.see(Broken {
@@ -322,14 +338,17 @@ impl<'s, S: Sink> Assembler<'s, S> {
             mended: false,
             problem,
         });
-        Ok(from + length)
+        Ok(Step::To(from + length))
     }
 
     /// The text ends where more is expected.
     fn cut_off(&mut self, from: usize) -> Result<(), Fault> {
         const CUT: &str = "the file ends in the middle of its JSON; the writer was killed or the copy cut short: record \
                            or copy it again";
-        if self.next == Next::End {
+        if let Some(ignored) = self.ignored.take() {
+            self.summary.broken.see(ignored);
+        }
+        if matches!(self.next, Next::End | Next::Ignored) {
             return Ok(());
         }
         if !self.lenient || !self.has_events {

@@ -228,11 +228,10 @@ fn element(text: &str, handler: &mut impl Handler) -> Result<usize, Refused> {
             }
         }
         Ok(Element::Row) => Err(Refused::Fault(Fault::NotATrace(MEMORY_TIMELINE.to_owned()))),
-        Err(error) if error.is_eof() => Err(Refused::Cut),
-        Err(error) => {
-            let (offset, problem) = syntax_fault(text.as_bytes(), &error);
-            Err(Refused::Broken { offset, problem })
-        }
+        Err(error) => match syntax_fault(text.as_bytes(), &error) {
+            Some((offset, problem)) => Err(Refused::Broken { offset, problem }),
+            None => Err(Refused::Cut),
+        },
     }
 }
 
@@ -323,13 +322,19 @@ impl<'de> Deserialize<'de> for Text<'de> {
 }
 
 /// Where in the text something is no JSON, and what: serde_json names line and column, people with a 50 MB line need
-/// the byte.
-pub(super) fn syntax_fault(text: &[u8], error: &serde_json::Error) -> (usize, String) {
+/// the byte. `None` if it may be that the text only ends too early: a number that ends in `-` or `e` is called wrong.
+pub(super) fn syntax_fault(text: &[u8], error: &serde_json::Error) -> Option<(usize, String)> {
+    if error.is_eof() {
+        return None;
+    }
     let line_start = match error.line() {
         0 | 1 => 0,
         line => memchr_iter(b'\n', text).nth(line - 2).map_or(0, |at| at + 1),
     };
     let offset = (line_start + error.column()).saturating_sub(1);
+    if offset + 1 >= text.len() {
+        return None;
+    }
     let said = error.to_string();
     let said = said.rsplit_once(" at line ").map_or(said.as_str(), |(what, _)| what);
     let problem = match text.get(offset) {
@@ -338,5 +343,5 @@ pub(super) fn syntax_fault(text: &[u8], error: &serde_json::Error) -> (usize, St
         }
         _ => format!("not JSON here: {said}"),
     };
-    (offset, problem)
+    Some((offset, problem))
 }
