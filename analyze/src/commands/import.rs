@@ -11,8 +11,8 @@ use ktape_format::{Options, TapeWriter, Written};
 use super::counts::{write_counts, write_not_kept};
 use super::output::{self, Output};
 use super::{Outcome, progress, write_json};
-use crate::human::{HumanBytes, HumanCount};
-use crate::import::{self, Broken, BrokenParts, FileSummary, ImportError, Progress, Summary};
+use crate::human::{HumanBytes, HumanCount, duration};
+use crate::import::{self, Broken, BrokenParts, FileSummary, ImportError, Progress, StreamDisorder, Summary};
 use crate::timeline::names::printable;
 
 /// The options of `analyze import`.
@@ -98,6 +98,7 @@ fn print_json(summary: &Summary, output: &Path, written: &Written) -> io::Result
         "not_kept_parts": summary.not_kept_parts,
         "repaired": summary.repaired,
         "broken": summary.broken,
+        "disorder": summary.disorder,
         "files": summary.files,
         "matched": summary.matched,
         "unmatched": summary.unmatched,
@@ -134,6 +135,18 @@ fn print_summary(source: &Path, output: &Path, summary: &Summary, written: &Writ
         (0, 0) => writeln!(out, "  no device work")?,
         (_, 0) => writeln!(out, "  device work: {all}, each with the call that launched it")?,
         _ => writeln!(out, "  device work: {all}, {unmatched} of it launched before the recording began")?,
+    }
+    let StreamDisorder { overlaps, impossible, impossible_ns } = summary.disorder;
+    if impossible > 0 {
+        let (count, ns) = (HumanCount(impossible), duration(impossible_ns as f64));
+        writeln!(
+            out,
+            "  flagged: {count} durations that cannot be, by {ns} in all; `info --kernels` has repaired ones"
+        )?;
+    }
+    if overlaps > 0 {
+        let count = HumanCount(overlaps);
+        writeln!(out, "  flagged: {count} operations began before the one before on their stream had ended")?;
     }
     write_counts(&mut out, "  ", "kept", summary.kept.iter().map(|(kind, count)| (*kind, *count)))?;
     write_counts(&mut out, "  ", "put right", summary.repaired.iter().map(|(what, count)| (*what, *count)))?;

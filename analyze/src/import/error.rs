@@ -16,7 +16,7 @@ pub enum ImportError {
         source: io::Error,
     },
     /// The compressed stream is damaged or ends early.
-    #[error("{}: gzip is damaged or cut off after {unpacked_bytes} unpacked bytes; fetch or record the trace again, or keep the {good_events} events before with --lenient", path.display())]
+    #[error("{}: gzip is damaged or cut off after {unpacked_bytes} unpacked bytes; fetch or record the trace again, or keep the {good_events} events before it with `analyze import --lenient`", path.display())]
     Gzip {
         /// The file.
         path: PathBuf,
@@ -37,7 +37,7 @@ pub enum ImportError {
         found: String,
     },
     /// The text is broken, or a value in it is not what belongs there.
-    #[error("{}: byte {offset} (line {line}, column {column}){}: {problem}; good events before: {good_events} (--lenient keeps what is sound)", path.display(), if *unpacked { " of the unpacked file" } else { "" })]
+    #[error("{}: byte {offset} (line {line}, column {column}){}: {problem}; good events before: {good_events}; `analyze import --lenient` keeps what is sound", path.display(), if *unpacked { " of the unpacked file" } else { "" })]
     Malformed {
         /// The file.
         path: PathBuf,

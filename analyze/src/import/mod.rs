@@ -16,7 +16,7 @@ use ktape_format::definition::{property, subject};
 pub use broken::{Broken, BrokenParts};
 pub use error::ImportError;
 pub use folder::FileSummary;
-pub use summary::{Reason, Summary};
+pub use summary::{Reason, StreamDisorder, Summary};
 
 use source::Source;
 

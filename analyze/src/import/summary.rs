@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use super::kineto::{DERIVED, IDS};
 use super::{BrokenParts, FileSummary};
+use crate::timeline::audit::stream_order::StreamOrder;
 
 /// What an import did. The counts of [`Summary::kept`] and [`Summary::not_kept`] together are those of
 /// [`Summary::read`].
@@ -21,6 +22,8 @@ pub struct Summary {
     pub repaired: BTreeMap<&'static str, u64>,
     /// What of the file is broken. Not among the entries read, as nobody knows how many they were.
     pub broken: BrokenParts,
+    /// Device operations whose times contradict those of others on their stream: kept as they are.
+    pub disorder: StreamDisorder,
     /// The files of a folder, in order; empty where it was one file.
     pub files: Vec<FileSummary>,
     /// The rank that the trace says it is of.
@@ -31,7 +34,26 @@ pub struct Summary {
     pub unmatched: u64,
 }
 
+/// How many device operations cannot have run when they say; `analyze info` names the worst.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
+pub struct StreamDisorder {
+    /// Began before the one before on the stream had ended, those of one graph launch left aside.
+    pub overlaps: u64,
+    /// Ran so far past later ones of the stream that their durations cannot be.
+    pub impossible: u64,
+    /// The time by which they did.
+    pub impossible_ns: u64,
+}
+
 impl Summary {
+    /// Takes in what was found of the operations of streams.
+    pub(crate) fn take_disorder(&mut self, order: StreamOrder) {
+        let found = order.finish();
+        self.disorder.overlaps += found.overlaps.count;
+        self.disorder.impossible += found.impossible.count;
+        self.disorder.impossible_ns = self.disorder.impossible_ns.saturating_add(found.impossible.ns);
+    }
+
     /// All that was not kept, entries and parts, by description.
     pub fn all_not_kept(&self) -> BTreeMap<String, u64> {
         self.not_kept.iter().chain(&self.not_kept_parts).map(|(name, count)| (name.clone(), *count)).collect()
@@ -48,6 +70,9 @@ impl Summary {
         add(&mut self.not_kept_parts, part.not_kept_parts);
         add(&mut self.repaired, part.repaired);
         self.broken.add(part.broken, offset);
+        self.disorder.overlaps += part.disorder.overlaps;
+        self.disorder.impossible += part.disorder.impossible;
+        self.disorder.impossible_ns = self.disorder.impossible_ns.saturating_add(part.disorder.impossible_ns);
         self.files.extend(part.files);
         self.rank = self.rank.take().or(part.rank);
         self.matched += part.matched;
