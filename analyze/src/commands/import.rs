@@ -21,14 +21,19 @@ Times become integer nanoseconds exactly. What is in the file but has no place o
 
 Examples:
   analyze import trace.json.gz                    writes trace.ktape beside it
-  analyze import rank3.json -o out/rank3.ktape")]
+  analyze import rank3.json -o out/rank3.ktape
+  analyze import report.sqlite                    what `nsys export --type sqlite report.nsys-rep` wrote")]
 pub struct Args {
-    /// The trace: JSON of the PyTorch profiler (`prof.export_chrome_trace`), 2021 or later, gzipped or not
+    /// The trace: JSON of the PyTorch profiler (`prof.export_chrome_trace`), 2021 or later, gzipped or not; or a report
+    /// of Nsight Systems, 2022 or later (`nsys export --type sqlite`)
     #[arg(value_name = "SRC")]
     source: PathBuf,
     /// Where to write the tape [default: SRC with the ending .ktape]
     #[arg(short, long, value_name = "OUT.ktape")]
     output: Option<PathBuf>,
+    /// Leave out what cannot be right in the trace, and count it, instead of stopping there
+    #[arg(long)]
+    lenient: bool,
     /// Overwrite the output if it exists
     #[arg(long)]
     force: bool,
@@ -47,7 +52,8 @@ pub fn run(args: &Args) -> Result<Outcome> {
     let options = Options::batch(concat!("ktape analyze ", env!("CARGO_PKG_VERSION")));
     let mut tape = TapeWriter::new(file.file().try_clone().with_context(name)?, &options).with_context(name)?;
     let bar = progress::bar("reading");
-    let outcome = import::import(&args.source, &mut tape, |Progress { done_bytes, total_bytes }| {
+    let options = import::Options { lenient: args.lenient };
+    let outcome = import::import(&args.source, &mut tape, options, |Progress { done_bytes, total_bytes }| {
         bar.set_length(total_bytes);
         bar.set_position(done_bytes);
     });
@@ -67,10 +73,10 @@ pub fn run(args: &Args) -> Result<Outcome> {
     Ok(Outcome::Done)
 }
 
-/// The source's path with `.ktape` for `.json` or `.json.gz`.
+/// The source's path with `.ktape` for `.json`, `.json.gz` or `.sqlite`.
 fn default_output(source: &Path) -> PathBuf {
     let mut plain = source.to_owned();
-    for ending in ["gz", "json"] {
+    for ending in ["gz", "json", "sqlite"] {
         if plain.extension() == Some(OsStr::new(ending)) {
             plain.set_extension("");
         }
@@ -125,6 +131,7 @@ mod tests {
             ("a/trace.json.gz", "a/trace.ktape"),
             ("trace.json", "trace.ktape"),
             ("run.pt.trace.json", "run.pt.trace.ktape"),
+            ("report.sqlite", "report.ktape"),
             ("odd", "odd.ktape"),
         ] {
             assert_eq!(default_output(Path::new(source)), Path::new(tape));

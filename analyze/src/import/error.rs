@@ -50,6 +50,27 @@ pub enum ImportError {
         /// What is wrong and what was expected.
         problem: String,
     },
+    /// SQLite cannot read a database, or a table of it.
+    #[error("{}: {}; export the report again", path.display(), if table.is_empty() { "the database is damaged".to_owned() } else { format!("table {table} is damaged") })]
+    Database {
+        /// The file.
+        path: PathBuf,
+        /// The table; empty for the database as a whole.
+        table: String,
+        /// Why.
+        #[source]
+        source: rusqlite::Error,
+    },
+    /// A row of a database has a value that its column cannot have.
+    #[error("{}: {place}: {problem}; `analyze import --lenient` leaves such rows out", path.display())]
+    Row {
+        /// The file.
+        path: PathBuf,
+        /// The table, row and column.
+        place: String,
+        /// What is wrong and what was expected.
+        problem: String,
+    },
     /// The events cannot be written.
     #[error("cannot write the events of {}", path.display())]
     Sink {

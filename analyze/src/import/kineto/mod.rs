@@ -13,7 +13,6 @@ mod json;
 mod names;
 mod records;
 mod source;
-mod stacks;
 mod time;
 mod write;
 
@@ -27,6 +26,7 @@ use source::Source;
 use write::Writer;
 
 pub(in crate::import) use arguments::{DERIVED, IDS};
+pub(in crate::import) use category::CallName;
 
 use crate::import::{ImportError, Progress, Summary};
 

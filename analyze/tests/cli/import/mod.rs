@@ -7,12 +7,12 @@ mod rules;
 
 use std::path::{Path, PathBuf};
 
-use ktape_analyze::import::{self, ImportError, Summary};
+use ktape_analyze::import::{self, ImportError, Options, Summary};
 use ktape_format::Memory;
 
 fn import(path: &Path) -> Result<(Memory, Summary), ImportError> {
     let mut memory = Memory::default();
-    let summary = import::import(path, &mut memory, |_| {})?;
+    let summary = import::import(path, &mut memory, Options::default(), |_| {})?;
     Ok((memory, summary))
 }
 

@@ -8,9 +8,9 @@ use super::super::category::{CallName, Category};
 use super::super::error::Fault;
 use super::super::names::python_name;
 use super::super::records::{Call, NamedRange, SyncRecord, ThreadSlice};
-use super::super::stacks::Rank;
 use super::{Collector, Complete};
 use crate::import::Summary;
+use crate::import::stacks::Rank;
 
 impl<'t, S: Sink, P: FnMut(u64)> Collector<'t, '_, S, P> {
     pub(super) fn call(&mut self, complete: Complete<'_, 't>) -> Result<(), Fault> {

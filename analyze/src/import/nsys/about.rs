@@ -1,0 +1,105 @@
+//! What is said of the report as a whole, and the tables that nothing else reads.
+
+use std::collections::BTreeMap;
+
+use ktape_format::Sink;
+use ktape_format::definition::{property, subject};
+use ktape_format::event::{ClockPair, clock_kind};
+use serde_json::{Value, json};
+
+use super::Importer;
+use super::database::Columns;
+use super::error::Fault;
+use crate::import::{Progress, Summary};
+
+/// Tables of a name and a value, with the key under which the whole table's rows stand if a name has none.
+const NAMED: &[&str] = &["META_DATA_EXPORT", "EXPORT_META_DATA", "META_DATA_CAPTURE", "TARGET_INFO_SYSTEM_ENV"];
+/// Part of the names of variables of the environment, which can be secrets and are as many as the shell had.
+const ENVIRONMENT: &str = "ENVIRONMENT_VARIABLE";
+
+impl<S: Sink, P: FnMut(Progress)> Importer<'_, '_, S, P> {
+    /// Says the properties of the tape, and its clock.
+    pub(super) fn about(&mut self) -> Result<(), Fault> {
+        let mut said = BTreeMap::<String, Vec<String>>::new();
+        let columns = Columns { known: &["name", "value"], dropped: &["globalVid", "devStateName", "nameEnum"] };
+        for &table in NAMED {
+            self.each(table, columns, "", |me, row| {
+                let name = row.plain(0)?.unwrap_or_default();
+                if name.contains(ENVIRONMENT) {
+                    me.not_kept("variable of the environment", "", 1);
+                    return Ok(());
+                }
+                said.entry(name).or_default().push(row.plain(1)?.unwrap_or_default());
+                me.kept("property", 1);
+                Ok(())
+            })?;
+        }
+        self.each("ANALYSIS_DETAILS", Columns { known: &[], dropped: &["globalVid"] }, "", |me, row| {
+            row.rest(|name, value| {
+                said.entry(format!("ANALYSIS_DETAILS.{name}")).or_default().push(value.to_string());
+                Ok(())
+            })?;
+            me.kept("property", 1);
+            Ok(())
+        })?;
+        let known = &["timestamp", "severity", "source", "text"];
+        let mut diagnostics: Vec<Value> = Vec::new();
+        self.each("DIAGNOSTIC_EVENT", Columns { known, dropped: &["timestampType", "globalPid"] }, "", |me, row| {
+            let text = row.text(3)?.unwrap_or_default();
+            diagnostics.push(json!({"ns": row.int(0)?, "severity": row.int(1)?, "source": row.int(2)?, "text": text}));
+            me.kept("property", 1);
+            Ok(())
+        })?;
+        for (key, values) in said {
+            let value = match <[String; 1]>::try_from(values) {
+                Ok([value]) => value,
+                Err(values) => json!(values).to_string(),
+            };
+            self.sink.property(subject::TAPE, 0, &key, &value)?;
+        }
+        if !diagnostics.is_empty() {
+            self.sink.property(subject::TAPE, 0, "diagnostics", &Value::Array(diagnostics).to_string())?;
+        }
+        self.clock()
+    }
+
+    /// Times count from the start of the session, of which the report says when it was.
+    fn clock(&mut self) -> Result<(), Fault> {
+        let columns = Columns { known: &["utcEpochNs"], dropped: &["utcTime", "localTime", "systemClockNs"] };
+        let mut first = true;
+        self.each("TARGET_INFO_SESSION_START_TIME", columns, "", |me, row| {
+            let Some(value_ns) = row.int(0)?.filter(|_| std::mem::take(&mut first)) else {
+                me.not_kept("table", "TARGET_INFO_SESSION_START_TIME", 1);
+                return Ok(());
+            };
+            me.event(ClockPair { start_ns: 0, clock: clock_kind::UNIX, value_ns, ..ClockPair::default() })
+        })
+    }
+
+    /// Counts the rows of every table that was not read. Those of numbers and texts only (`StringIds`, `ENUM_…`) have
+    /// nothing of their own.
+    pub(super) fn rest_of_tables(&mut self) -> Result<(), Fault> {
+        let database = self.database;
+        for (name, table) in &database.tables {
+            if self.read.contains(name.as_str()) || name == "StringIds" || name.starts_with("ENUM_") {
+                continue;
+            }
+            let rows = database.count(table)?;
+            if rows > 0 {
+                Summary::count(&mut self.summary.read, name, "", rows);
+                self.not_kept("table", name, rows);
+            }
+        }
+        for name in &database.not_read {
+            Summary::count(&mut self.summary.read, name, "", 1);
+            self.not_kept("", name, 1);
+        }
+        Ok(())
+    }
+
+    /// Says what was not kept.
+    pub(super) fn properties(&mut self) -> Result<(), Fault> {
+        let not_kept = json!(self.summary.all_not_kept()).to_string();
+        Ok(self.sink.property(subject::TAPE, 0, property::NOT_KEPT, &not_kept)?)
+    }
+}
