@@ -5,6 +5,7 @@
 //! of their rows and without an index, so that no view, trigger or function of its schema ever runs; a table cannot
 //! have more rows than fit into the file, which is what a damaged one that leads in circles would pretend.
 
+use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::path::Path;
@@ -119,7 +120,7 @@ impl Database {
             let _ = write!(sql, ", {}", quoted(column));
         }
         let _ = write!(sql, " FROM main.{} NOT INDEXED {condition}", quoted(&table.name));
-        self.walk(table, &sql, |row| each(&Row { row, reader: &reader }))
+        self.walk(table, &sql, |row| each(&Row { row, reader: &reader, rest_read: Cell::new(false) }))
     }
 
     /// How many rows a table has. By walking over them: SQLite's own count is not bound by the file's length.
@@ -190,7 +191,7 @@ impl Table {
 struct Reader<'t> {
     table: &'t Table,
     known: Vec<(&'t str, Option<usize>)>,
-    dropped: Vec<(usize, usize)>,
+    dropped: Vec<(&'t str, usize)>,
     rest: Vec<usize>,
 }
 
@@ -198,8 +199,7 @@ impl<'t> Reader<'t> {
     fn new(table: &'t Table, columns: Columns<'t>) -> Reader<'t> {
         let find = |name: &&str| table.columns.iter().position(|column| column == name).map(|at| at + 1);
         let known: Vec<_> = columns.known.iter().map(|name| (*name, find(name))).collect();
-        let dropped: Vec<_> =
-            columns.dropped.iter().enumerate().filter_map(|(number, name)| Some((number, find(name)?))).collect();
+        let dropped: Vec<_> = columns.dropped.iter().filter_map(|name| Some((*name, find(name)?))).collect();
         let taken = |at: &usize| known.iter().all(|(_, k)| *k != Some(*at)) && dropped.iter().all(|(_, d)| d != at);
         let rest = (1..=table.columns.len()).filter(taken).collect();
         Reader { table, known, dropped, rest }
@@ -210,6 +210,7 @@ impl<'t> Reader<'t> {
 pub(super) struct Row<'r> {
     row: &'r rusqlite::Row<'r>,
     reader: &'r Reader<'r>,
+    rest_read: Cell<bool>,
 }
 
 impl<'r> Row<'r> {
@@ -281,14 +282,21 @@ impl<'r> Row<'r> {
         })
     }
 
-    /// Calls `each` with the number of every column that is dropped and has a value here.
-    pub(super) fn dropped(&self, mut each: impl FnMut(usize)) -> Result<(), Fault> {
-        for (number, at) in &self.reader.dropped {
-            if self.value(*at)? != ValueRef::Null {
-                each(*number);
+    /// Calls `each` with the name of every column that has a value here which is not on the tape: those that the
+    /// reader drops, and those that it does not know and did not ask for.
+    pub(super) fn dropped(&self, mut each: impl FnMut(&'r str)) -> Result<(), Fault> {
+        for (name, at) in &self.reader.dropped {
+            if !matches!(self.value(*at)?, ValueRef::Null | ValueRef::Integer(0)) {
+                each(name);
             }
         }
-        Ok(())
+        if self.rest_read.get() {
+            return Ok(());
+        }
+        self.rest(|name, _| {
+            each(name);
+            Ok(())
+        })
     }
 
     /// Every column that the reader does not know, with its value, if that is not what stands for "nothing said".
@@ -296,6 +304,7 @@ impl<'r> Row<'r> {
         &self,
         mut each: impl FnMut(&'r str, serde_json::Value) -> Result<(), Fault>,
     ) -> Result<(), Fault> {
+        self.rest_read.set(true);
         for at in &self.reader.rest {
             let name: &str = &self.reader.table.columns[at - 1];
             let value = match self.value(*at)? {

@@ -147,9 +147,8 @@ impl<S: Sink, P: FnMut(Progress)> Importer<'_, '_, S, P> {
             ("CUPTI_ACTIVITY_KIND_CUDA_EVENT", details.found_events),
         ] {
             self.kept("detail of a call", found);
-            let wrong = self.summary.not_kept.get(&format!("row with a wrong value, {table}")).copied().unwrap_or(0);
-            let rows = self.summary.read.get(table).copied().unwrap_or(0);
-            self.not_kept("record without its call,", table, rows - wrong - found);
+            let rows = self.good_rows(table);
+            self.not_kept("record without its call,", table, rows.saturating_sub(found));
         }
     }
 }

@@ -123,6 +123,9 @@ struct Importer<'s, 'd, S, P> {
     read: BTreeSet<&'static str>,
 }
 
+/// What rows are counted under that were left out, with their table.
+const WRONG_ROW: &str = "row with a wrong value,";
+
 /// A correlation id, which counts within a process.
 type CallKey = (u32, u64);
 
@@ -174,24 +177,25 @@ impl<'s, 'd, S: Sink, P: FnMut(Progress)> Importer<'s, 'd, S, P> {
         let database = self.database;
         let Some(table) = database.tables.get(name) else { return Ok(()) };
         let (mut rows, mut wrong) = (0, 0);
-        let mut dropped = vec![0_u64; columns.dropped.len()];
+        let mut dropped: Vec<(String, u64)> = Vec::new();
         database.rows(table, columns, condition, |row| {
             rows += 1;
             match each(self, row) {
                 Err(Fault::Value { .. }) if self.options.lenient => wrong += 1,
                 Err(fault) => return Err(fault),
-                Ok(()) => row.dropped(|column| dropped[column] += 1)?,
+                Ok(()) => row.dropped(|column| match dropped.iter_mut().find(|(name, _)| *name == column) {
+                    Some((_, count)) => *count += 1,
+                    None => dropped.push((column.to_owned(), 1)),
+                })?,
             }
             Ok(())
         })?;
         if rows > 0 {
             Summary::count(&mut self.summary.read, name, "", rows);
         }
-        if wrong > 0 {
-            Summary::count(&mut self.summary.not_kept, "row with a wrong value,", name, wrong);
-        }
-        for (column, count) in columns.dropped.iter().zip(dropped).filter(|(_, count)| *count > 0) {
-            Summary::count(&mut self.summary.not_kept_parts, "column", column, count);
+        self.not_kept(WRONG_ROW, name, wrong);
+        for (column, count) in dropped {
+            Summary::count(&mut self.summary.not_kept_parts, "column", &column, count);
         }
         self.read.insert(name);
         let (done, all) = (self.read.len() as u64, self.database.tables.len().max(self.read.len()) as u64);
@@ -216,6 +220,12 @@ impl<'s, 'd, S: Sink, P: FnMut(Progress)> Importer<'s, 'd, S, P> {
         if count > 0 {
             Summary::count(&mut self.summary.not_kept, what, name, count);
         }
+    }
+
+    /// How many rows of a table were read and not left out.
+    fn good_rows(&self, table: &str) -> u64 {
+        let wrong = self.summary.not_kept.get(&format!("{WRONG_ROW} {table}")).copied().unwrap_or(0);
+        self.summary.read.get(table).copied().unwrap_or(0) - wrong
     }
 
     /// When an event began and how long it lasted.

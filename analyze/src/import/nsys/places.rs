@@ -77,7 +77,7 @@ impl<S: Sink, P: FnMut(Progress)> Importer<'_, '_, S, P> {
     /// Reads what the report says of places.
     pub(super) fn read_places(&mut self) -> Result<(), Fault> {
         let only = |known| Columns { known, dropped: &[] };
-        self.each("PROCESSES", Columns { known: &["globalPid", "name"], dropped: &[] }, "", |me, row| {
+        self.each("PROCESSES", only(&["globalPid", "name", "pid"]), "", |me, row| {
             if let (Some(global), Some(name)) = (row.int(0)?, row.text(1)?) {
                 me.places.process_names.entry(global as u64 >> PID_BITS).or_insert(name);
             }
@@ -249,13 +249,11 @@ impl<S: Sink, P: FnMut(Progress)> Importer<'_, '_, S, P> {
         let gpus = self.places.gpus.len() as u64;
         self.kept("property", gpus);
         self.places.said.insert("TARGET_INFO_GPU", gpus);
-        let devices = self.summary.read.get("TARGET_INFO_CUDA_DEVICE").copied().unwrap_or(0);
-        self.kept("property", devices);
+        self.kept("property", self.good_rows("TARGET_INFO_CUDA_DEVICE"));
         for table in
             ["PROCESSES", "ThreadNames", "TARGET_INFO_GPU", "TARGET_INFO_CUDA_STREAM", "TARGET_INFO_CUDA_CONTEXT_INFO"]
         {
-            let wrong = self.summary.not_kept.get(&format!("row with a wrong value, {table}")).copied().unwrap_or(0);
-            let rows = self.summary.read.get(table).copied().unwrap_or(0) - wrong;
+            let rows = self.good_rows(table);
             let said = self.places.said.get(table).copied().unwrap_or(0);
             self.not_kept("metadata of a row without events,", table, rows.saturating_sub(said));
         }
