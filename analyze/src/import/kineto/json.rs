@@ -67,8 +67,8 @@ fn expect_json(text: &[u8]) -> Result<(), Fault> {
         Some(b'{' | b'[') => return Ok(()),
         _ if text.starts_with(&ktape_format::header::MAGIC) => "a tape already; `analyze info` says what is on it",
         _ if text.starts_with(b"SQLite format 3\0") => {
-            "an SQLite database, as Nsight Systems exports it, which cannot be read yet; export a trace of PyTorch's \
-             profiler with `prof.export_chrome_trace(…)`"
+            "an SQLite database, as Nsight Systems exports it, but packed or through a pipe; unpack it into a file and \
+             name that"
         }
         // PROTO and the protocol's number, 2 or later.
         _ if matches!(text, [0x80, 2..=5, ..]) => {

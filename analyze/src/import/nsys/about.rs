@@ -12,7 +12,7 @@ use super::database::Columns;
 use super::error::Fault;
 use crate::import::{Progress, Summary};
 
-/// Tables of a name and a value, with the key under which the whole table's rows stand if a name has none.
+/// Tables of a name and a value.
 const NAMED: &[&str] = &["META_DATA_EXPORT", "EXPORT_META_DATA", "META_DATA_CAPTURE", "TARGET_INFO_SYSTEM_ENV"];
 /// Part of the names of variables of the environment, which can be secrets and are as many as the shell had.
 const ENVIRONMENT: &str = "ENVIRONMENT_VARIABLE";

@@ -16,7 +16,7 @@ impl<S: Sink, P: FnMut(Progress)> Importer<'_, '_, S, P> {
         let mut slices: Vec<Slice> = Vec::new();
         let columns = Columns {
             known: &["start", "end", "globalTid", "nameId"],
-            dropped: &["eventClass", "correlationId", "returnValue"],
+            dropped: &["eventClass", "correlationId"],
         };
         for table in ["CUPTI_ACTIVITY_KIND_OVERHEAD", "PROFILER_OVERHEAD"] {
             self.each(table, columns, "", |me, row| {

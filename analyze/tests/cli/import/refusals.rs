@@ -60,6 +60,9 @@ fn other_files_are_refused_by_name() {
     std::io::Write::write_all(&mut packed, &whole).unwrap();
     let packed = packed.finish().unwrap();
     says(&file("cut.json.gz", &packed[..packed.len() / 2]), &["gzip", "cut off"]);
+    let mut database = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::fast());
+    std::io::Write::write_all(&mut database, b"SQLite format 3\0...").unwrap();
+    says(&file("report.sqlite.gz", &database.finish().unwrap()), &["SQLite", "Nsight", "unpack it"]);
     let name = file("no_ending", &packed);
     assert_eq!(import(&name).unwrap().1, import(&fixture("modern.json")).unwrap().1, "content decides, not the ending");
 }
