@@ -26,7 +26,7 @@ pub enum ImportError {
         #[source]
         source: io::Error,
     },
-    /// The file is something else than a Kineto trace.
+    /// The file is something else than a trace that can be read.
     #[error("{}: {found}", path.display())]
     NotATrace {
         /// The file.

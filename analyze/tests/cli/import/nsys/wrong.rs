@@ -100,7 +100,7 @@ fn any_column_can_be_absent() {
     let whole = std::fs::read(&report.path).unwrap();
     for (table, column) in columns {
         std::fs::write(&report.path, &whole).unwrap();
-        report.run(&format!("ALTER TABLE {table} DROP COLUMN {column}"));
+        report.run(&format!("ALTER TABLE {table} DROP COLUMN \"{column}\""));
         // What an event cannot be without is missed by name; that is the only thing that may happen.
         if let Err(error) = report.try_import(Options::default()) {
             assert!(
