@@ -3,8 +3,17 @@
 use crate::import::Reason;
 
 /// Columns that number single events, or that the correlation joins already.
-const IDS: &[&str] =
-    &["gridId", "rangeId", "correlationId", "eventSyncId", "pc", "originalIP", "globalVid", "nameEnum", "virtualAddress"];
+const IDS: &[&str] = &[
+    "gridId",
+    "rangeId",
+    "correlationId",
+    "eventSyncId",
+    "pc",
+    "originalIP",
+    "globalVid",
+    "nameEnum",
+    "virtualAddress",
+];
 /// Columns that follow from others: the short name of a kernel from its whole one, the times of a record of a call
 /// (which differ from the call's by what CUPTI needs to notice it) from that call, that a frame has no symbol from its
 /// name, the hour from the clock, the device of a context from its streams.

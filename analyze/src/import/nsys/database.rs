@@ -3,7 +3,8 @@
 //! Tables are created only where there was something to put in, and columns came, went and were renamed, so both are
 //! looked up once and nothing is taken for granted. The file is a stranger's: only plain tables are read, in the order
 //! of their rows and without an index, so that no view, trigger or function of its schema ever runs; a table cannot
-//! have more rows than fit into the file, which is what a damaged one that leads in circles would pretend.
+//! have more rows than fit into the file, nor its reading more steps, which is what a damaged one that leads in circles
+//! would pretend.
 
 use std::cell::Cell;
 use std::collections::BTreeMap;
@@ -19,6 +20,12 @@ use super::error::Fault;
 
 /// Longer values are refused: the longest that exports hold are names of kernels, of some 100 KiB.
 const VALUE_BYTES: i32 = 64 << 20;
+/// How many steps of SQLite's machine each byte of a file may take. A row takes one or two a column, and a column takes
+/// at least a byte.
+const STEPS_PER_BYTE: u64 = 64;
+/// Steps that any file may take, and after how many they are counted.
+const LEAST_STEPS: u64 = 1 << 20;
+const STEPS_AT_ONCE: u32 = 10_000;
 /// A row takes at least this much of its page: a pointer to it, its length and its number.
 const LEAST_ROW_BYTES: u64 = 4;
 
@@ -69,14 +76,20 @@ impl Database {
         Ok(database)
     }
 
-    fn harden(&self) -> rusqlite::Result<()> {
-        let connection = &self.connection;
+    fn harden(&mut self) -> rusqlite::Result<()> {
+        let mut left = self.bytes.saturating_mul(STEPS_PER_BYTE).saturating_add(LEAST_STEPS);
+        let connection = &mut self.connection;
         connection.set_limit(Limit::SQLITE_LIMIT_LENGTH, VALUE_BYTES)?;
         connection.set_limit(Limit::SQLITE_LIMIT_ATTACHED, 0)?;
         connection.set_db_config(DbConfig::SQLITE_DBCONFIG_DEFENSIVE, true)?;
         connection.set_db_config(DbConfig::SQLITE_DBCONFIG_ENABLE_TRIGGER, false)?;
         connection.set_db_config(DbConfig::SQLITE_DBCONFIG_ENABLE_VIEW, false)?;
         connection.set_db_config(DbConfig::SQLITE_DBCONFIG_TRUSTED_SCHEMA, false)?;
+        let is_over = move || {
+            left = left.saturating_sub(u64::from(STEPS_AT_ONCE));
+            left == 0
+        };
+        connection.progress_handler(STEPS_AT_ONCE as i32, Some(is_over))?;
         connection.execute_batch("PRAGMA cell_size_check = ON; PRAGMA mmap_size = 0; PRAGMA query_only = ON;")
     }
 

@@ -14,10 +14,8 @@ impl<S: Sink, P: FnMut(Progress)> Importer<'_, '_, S, P> {
     /// Writes both tables of overhead.
     pub(super) fn overhead(&mut self) -> Result<(), Fault> {
         let mut slices: Vec<Slice> = Vec::new();
-        let columns = Columns {
-            known: &["start", "end", "globalTid", "nameId"],
-            dropped: &["eventClass", "correlationId"],
-        };
+        let columns =
+            Columns { known: &["start", "end", "globalTid", "nameId"], dropped: &["eventClass", "correlationId"] };
         for table in ["CUPTI_ACTIVITY_KIND_OVERHEAD", "PROFILER_OVERHEAD"] {
             self.each(table, columns, "", |me, row| {
                 let (global, name) = (row.int(2)?, row.need(3)?);

@@ -324,7 +324,7 @@ fn unified_memory_moves_and_peers() {
             process(40)
         )
     };
-    let rows = [&copy(1, 11, 0, 0, "2"), &copy(2, 10, 0, 3, "NULL"), &copy(3, 99, 0, 0, "NULL")].map(String::as_str);
+    let rows = [copy(1, 11, 0, 0, "2"), copy(2, 10, 0, 3, "NULL"), copy(3, 99, 0, 0, "NULL")];
     let (timeline, _) = Report::new(2026, &rows.concat()).import();
     let (copies, definitions) = (&timeline.events.memcpy, &timeline.definitions);
     assert_eq!(copies.kind, [copy_kind::HTOD, copy_kind::PTOP, copy_kind::UNKNOWN]);
