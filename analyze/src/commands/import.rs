@@ -22,9 +22,12 @@ Times become integer nanoseconds exactly. What is in the file but has no place o
 
 Examples:
   analyze import trace.json.gz                    writes trace.ktape beside it
-  analyze import rank3.json -o out/rank3.ktape")]
+  analyze import ranks/ -o job.ktape              every trace in a folder, each a process of its own
+  analyze import --lenient cut.json.gz            what is sound of a broken one; exits with 3
+  analyze import report.sqlite                    what `nsys export --type sqlite report.nsys-rep` wrote")]
 pub struct Args {
-    /// The trace: JSON of the PyTorch profiler (`prof.export_chrome_trace`), 2021 or later, gzipped or not
+    /// The trace: JSON of the PyTorch profiler (`prof.export_chrome_trace`), 2021 or later, gzipped or not; or a report
+    /// of Nsight Systems, 2022 or later (`nsys export --type sqlite`); or a folder of such, one of each rank
     #[arg(value_name = "SRC")]
     source: PathBuf,
     /// Where to write the tape [default: SRC with the ending .ktape]
@@ -52,7 +55,7 @@ pub fn run(args: &Args) -> Result<Outcome> {
     let mut tape = TapeWriter::new(file.file().try_clone().with_context(name)?, &options).with_context(name)?;
     let bar = progress::bar("reading");
     let options = import::Options { lenient: args.lenient };
-    let outcome = import::import(&args.source, &mut tape, &options, |Progress { done_bytes, total_bytes }| {
+    let outcome = import::import(&args.source, &mut tape, options, |Progress { done_bytes, total_bytes }| {
         if let Some(total_bytes) = total_bytes {
             bar.set_length(total_bytes);
         }
@@ -159,8 +162,12 @@ fn print_broken(out: &mut impl Write, broken: &BrokenParts) -> io::Result<()> {
         writeln!(out, "  not whole: {}; what came after is not known", printable(why))?;
     }
     if broken.left_out > 0 {
-        let (places, bytes) = (HumanCount(broken.left_out), HumanBytes(broken.left_out_bytes));
-        writeln!(out, "  broken: {places} places, {bytes}, left out")?;
+        let places = HumanCount(broken.left_out);
+        match broken.left_out_bytes {
+            // Rows of a database have no length.
+            0 => writeln!(out, "  broken: {places} rows, left out")?,
+            bytes => writeln!(out, "  broken: {places} places, {}, left out", HumanBytes(bytes))?,
+        }
     }
     if broken.mended > 0 {
         writeln!(out, "  broken: {} events, put right", HumanCount(broken.mended))?;
@@ -186,6 +193,7 @@ mod tests {
             ("a/trace.json.gz", "a/trace.ktape"),
             ("trace.json", "trace.ktape"),
             ("run.pt.trace.json", "run.pt.trace.ktape"),
+            ("report.sqlite", "report.ktape"),
             ("odd", "odd.ktape"),
             ("report1.sqlite", "report1.ktape"),
             ("ranks/", "ranks.ktape"),

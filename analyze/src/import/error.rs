@@ -28,7 +28,7 @@ pub enum ImportError {
         #[source]
         source: io::Error,
     },
-    /// The file is something else than a trace.
+    /// The file is something else than a trace that can be read.
     #[error("{}: {found}", path.display())]
     NotATrace {
         /// The file.
@@ -51,6 +51,27 @@ pub enum ImportError {
         unpacked: bool,
         /// How many events were read before.
         good_events: u64,
+        /// What is wrong and what was expected.
+        problem: String,
+    },
+    /// SQLite cannot read a database, or a table of it.
+    #[error("{}: {}; export the report again", path.display(), if table.is_empty() { "the database is damaged".to_owned() } else { format!("table {table} is damaged") })]
+    Database {
+        /// The file.
+        path: PathBuf,
+        /// The table; empty for the database as a whole.
+        table: String,
+        /// Why.
+        #[source]
+        source: rusqlite::Error,
+    },
+    /// A row of a database has a value that its column cannot have.
+    #[error("{}: {place}: {problem}; `analyze import --lenient` leaves such rows out", path.display())]
+    Row {
+        /// The file.
+        path: PathBuf,
+        /// The table, row and column.
+        place: String,
         /// What is wrong and what was expected.
         problem: String,
     },

@@ -30,7 +30,7 @@ pub struct FileSummary {
 pub(super) fn import<S: Sink>(
     folder: &Path,
     sink: &mut S,
-    options: &Options,
+    options: Options,
     progress: &mut impl FnMut(Progress),
 ) -> Result<Summary, ImportError> {
     let failed = |source| ImportError::Read { path: folder.to_owned(), source };

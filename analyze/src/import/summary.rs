@@ -3,14 +3,14 @@
 use std::collections::BTreeMap;
 
 use super::kineto::{DERIVED, IDS};
-use super::{BrokenParts, FileSummary};
+use super::{BrokenParts, FileSummary, nsys};
 use crate::timeline::audit::stream_order::StreamOrder;
 
 /// What an import did. The counts of [`Summary::kept`] and [`Summary::not_kept`] together are those of
 /// [`Summary::read`].
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Summary {
-    /// Entries of `traceEvents` by phase and category (`X kernel`).
+    /// What the file has: entries of `traceEvents` by phase and category (`X kernel`), rows by table.
     pub read: BTreeMap<String, u64>,
     /// Entries that became events of the tape, by the events' kind; `property` for metadata.
     pub kept: BTreeMap<&'static str, u64>,
@@ -81,7 +81,7 @@ impl Summary {
 
     /// Adds to the count of `what name` in one of the maps.
     pub(crate) fn count(map: &mut BTreeMap<String, u64>, what: &str, name: &str, count: u64) {
-        *map.entry(format!("{what} {name}").trim_end().to_owned()).or_default() += count;
+        *map.entry(format!("{what} {name}").trim().to_owned()).or_default() += count;
     }
 
     /// Counts a value that was put right.
@@ -96,7 +96,7 @@ impl Summary {
         }
     }
 
-    /// How many entries `traceEvents` has.
+    /// How many entries or rows the file has.
     pub fn entries(&self) -> u64 {
         self.read.values().sum()
     }
@@ -131,6 +131,9 @@ impl Reason {
         }
         if let Some(entry) = description.strip_prefix("metadata of a row without events, ") {
             return (Reason::EmptyRow, entry);
+        }
+        if let Some(reason) = nsys::reason(description) {
+            return reason;
         }
         match description {
             "address in a name" => (Reason::Id, description),

@@ -1,6 +1,7 @@
-//! The import of PyTorch profiler traces: real ones held against independent counts, made-up ones rule by rule, and
+//! The import of other tools' traces: real ones held against independent counts, made-up ones rule by rule, and
 //! what is refused.
 
+mod nsys;
 pub(crate) mod real;
 mod refusals;
 mod rules;
@@ -12,7 +13,7 @@ use ktape_format::Memory;
 
 fn import(path: &Path) -> Result<(Memory, Summary), ImportError> {
     let mut memory = Memory::default();
-    let summary = import::import(path, &mut memory, &Options::default(), |_| {})?;
+    let summary = import::import(path, &mut memory, Options::default(), |_| {})?;
     Ok((memory, summary))
 }
 

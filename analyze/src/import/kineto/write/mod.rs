@@ -11,8 +11,8 @@ use rustc_hash::FxHashMap;
 use super::devices::Places;
 use super::error::Fault;
 use super::records::{CallsByCorrelation, DeviceOp, Records, Work, is_without_shared_memory_of};
-use super::stacks::{self, Query, Rank, Span};
 use crate::import::Summary;
+use crate::import::stacks::{self, Query, Rank, Span};
 use crate::timeline::audit::stream_order::StreamOrder;
 
 /// Writes the records of one file.
