@@ -53,7 +53,7 @@ fn other_files_are_refused_by_name() {
     says(&file("trace.zip", b"PK\x03\x04rest"), &["ZIP archive", "unpack"]);
     says(&file("noise", &[0xff, 0xd8, 0xff]), &["not JSON"]);
     says(&file("rows.json", b"[[0, 1, 2, 3]]"), &["export_memory_timeline"]);
-    says(folder.path(), &["is a directory"]);
+    says(folder.path(), &["folder without a trace", "its first file, empty.json"]);
     says(&folder.path().join("absent.json"), &["No such file"]);
     let whole = std::fs::read(fixture("modern.json")).unwrap();
     let mut packed = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::fast());
