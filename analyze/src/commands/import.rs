@@ -1,5 +1,6 @@
 //! `analyze import`.
 
+use std::collections::BTreeMap;
 use std::ffi::OsStr;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
@@ -12,7 +13,7 @@ use super::counts::{write_counts, write_not_kept};
 use super::output::{self, Output};
 use super::{Outcome, progress, write_json};
 use crate::human::{HumanBytes, HumanCount, duration};
-use crate::import::{self, Broken, BrokenParts, FileSummary, ImportError, Progress, StreamDisorder, Summary};
+use crate::import::{self, Broken, BrokenParts, FileSummary, ImportError, Progress, Reason, StreamDisorder, Summary};
 use crate::timeline::names::printable;
 
 /// The options of `analyze import`.
@@ -90,6 +91,15 @@ fn default_output(source: &Path) -> PathBuf {
     plain
 }
 
+/// How much was not kept for each reason why that is no loss.
+fn by_reason(summary: &Summary) -> BTreeMap<&'static str, u64> {
+    let mut counts = BTreeMap::new();
+    for (description, count) in summary.all_not_kept() {
+        *counts.entry(Reason::of(&description).0.text()).or_default() += count;
+    }
+    counts
+}
+
 fn print_json(summary: &Summary, output: &Path, written: &Written) -> io::Result<()> {
     let json = &serde_json::json!({
         "output": output.display().to_string(),
@@ -99,6 +109,7 @@ fn print_json(summary: &Summary, output: &Path, written: &Written) -> io::Result
         "kept": summary.kept,
         "not_kept": summary.not_kept,
         "not_kept_parts": summary.not_kept_parts,
+        "not_kept_by_reason": by_reason(summary),
         "repaired": summary.repaired,
         "broken": summary.broken,
         "disorder": summary.disorder,
