@@ -1,6 +1,7 @@
 //! The import of PyTorch profiler traces: real ones held against independent counts, made-up ones rule by rule, and
 //! what is refused.
 
+mod broken;
 pub(crate) mod real;
 mod refusals;
 mod rules;
