@@ -9,7 +9,7 @@ use std::borrow::Cow;
 
 use ktape_format::Sink;
 use ktape_format::definition::vendor;
-use memchr::{memchr_iter, memmem, memrchr};
+use memchr::{memchr_iter, memrchr};
 use serde::Deserialize;
 use serde_json::value::RawValue;
 
@@ -301,43 +301,35 @@ impl<'s, S: Sink> Assembler<'s, S> {
         Ok(())
     }
 
-    /// Leaves out, or mends, what is broken from a place on, and says where to go on. In the array that is where the
-    /// array seems to end, as there is no further event.
+    /// Leaves out, or mends, what is broken from a place on, and says where to go on: in the array where it seems to
+    /// end, as there is no further event; around it where a key begins that traces have.
     fn skip(&mut self, from: usize, offset: usize, problem: String, last: bool) -> Result<Step, Fault> {
         let rest = &self.rest[from..];
-        let length = match self.next {
-            Next::Events(_) => {
-                let length = end_of_events(rest).unwrap_or(rest.len());
-                let mut collector = Collector::default();
-                broken(&rest[..length], 0, problem, &mut collector);
-                let mut found = collector.finish();
-                self.summary.add(std::mem::take(&mut found.summary), self.offset + from as u64);
-                self.records.join(found, self.sink)?;
-                self.next = Next::Events(Expect::Comma);
-                return Ok(Step::To(from + length));
-            }
-            // Nothing behind the events is worth as much as they are.
+        if matches!(self.next, Next::Events(_)) {
+            let (length, next) = end_of_events(rest, self.bare);
+            let mut collector = Collector::default();
+            broken(&rest[..length], 0, problem, &mut collector);
+            let mut found = collector.finish();
+            self.summary.add(std::mem::take(&mut found.summary), self.offset + from as u64);
+            self.records.join(found, self.sink)?;
+            self.next = next;
+            return Ok(Step::To(from + length));
+        }
+        let is_comma_missing = self.next == Next::Comma && rest.starts_with(b"\"");
+        let length = match if is_comma_missing { Some(0) } else { next_key(rest, 1) } {
+            Some(length) if self.next != Next::End => length,
+            None if !last && self.next != Next::End => return Ok(Step::More(from)),
             _ if self.has_events => {
                 let offset = self.offset + from as u64;
                 self.ignored = Some(Broken { offset, bytes: 0, mended: false, problem });
                 self.next = Next::Ignored;
                 return Ok(Step::To(from));
             }
-            _ => match memmem::find(&rest[1..], b"\"traceEvents\"") {
-                Some(at) => {
-                    self.next = Next::Key { or_end: false };
-                    at + 1
-                }
-                None if last => return Err(Fault::At { offset, problem }),
-                None => return Ok(Step::More(from)),
-            },
+            _ => return Err(Fault::At { offset, problem }),
         };
-        self.summary.broken.see(Broken {
-            offset: self.offset + from as u64,
-            bytes: length as u64,
-            mended: false,
-            problem,
-        });
+        self.next = Next::Key { or_end: false };
+        let (offset, bytes) = (self.offset + from as u64, length as u64);
+        self.summary.broken.see(Broken { offset, bytes, mended: is_comma_missing, problem });
         Ok(Step::To(from + length))
     }
 
@@ -363,26 +355,51 @@ impl<'s, S: Sink> Assembler<'s, S> {
     }
 }
 
-/// Where the array seems to end that a text is in: with a key of Kineto's or the object's end behind it.
-fn end_of_events(text: &[u8]) -> Option<usize> {
-    memchr_iter(b']', text).find(|at| {
+/// Where the array seems to end that a text is in, and what comes there: its bracket with a key that traces have or
+/// the object's end behind it; or, where there is no bracket, such a key or the object's end itself.
+fn end_of_events(text: &[u8], bare: bool) -> (usize, Next) {
+    let ends_here = |at: usize| {
         let behind = text[at + 1..].trim_ascii_start();
         match behind.strip_prefix(b",") {
-            Some(behind) => {
-                let key = behind.trim_ascii_start().strip_prefix(b"\"").unwrap_or_default();
-                TOP_LEVEL_KEYS.iter().any(|known| key.starts_with(known.as_bytes()))
-            }
+            Some(behind) => is_key(behind.trim_ascii_start()),
+            None if bare => behind.is_empty(),
             None => behind.strip_prefix(b"}").is_some_and(|behind| behind.trim_ascii().is_empty()),
         }
+    };
+    let bracket = memchr_iter(b']', text).find(|at| ends_here(*at)).map(|at| (at, Next::Events(Expect::Comma)));
+    let key = if bare { None } else { next_key(text, 0).map(|at| (at, Next::Key { or_end: false })) };
+    let nearest = bracket.into_iter().chain(key).min_by_key(|(at, _)| *at);
+    nearest.unwrap_or(match text.trim_ascii() {
+        b"}" if !bare => (0, Next::Comma),
+        _ => (text.len(), Next::Events(Expect::Comma)),
     })
 }
 
-/// Keys that whoever writes a trace puts behind its events.
+/// Where the next key begins that traces have, from a place on.
+fn next_key(text: &[u8], from: usize) -> Option<usize> {
+    let is_next = |at: usize| {
+        let before = text[..at].trim_ascii_end();
+        is_key(&text[at..]) && (before.is_empty() || before.ends_with(b",") || text[at..].starts_with(TRACE_EVENTS))
+    };
+    memchr_iter(b'"', text.get(from..)?).map(|at| from + at).find(|at| is_next(*at))
+}
+
+/// Whether a text begins with a key of a trace's own.
+fn is_key(text: &[u8]) -> bool {
+    let is = |key: &[u8]| text.strip_prefix(key).is_some_and(|rest| rest.trim_ascii_start().starts_with(b":"));
+    is(TRACE_EVENTS) || TOP_LEVEL_KEYS.iter().any(|key| is(key.as_bytes()))
+}
+
+const TRACE_EVENTS: &[u8] = b"\"traceEvents\"";
+
+/// Keys that whoever writes a trace puts around its events.
 const TOP_LEVEL_KEYS: &[&str] = &[
-    "traceName\"",
-    "displayTimeUnit\"",
-    "baseTimeNanoseconds\"",
-    "schemaVersion\"",
-    "distributedInfo\"",
-    "metadata\"",
+    "\"traceName\"",
+    "\"displayTimeUnit\"",
+    "\"baseTimeNanoseconds\"",
+    "\"schemaVersion\"",
+    "\"deviceProperties\"",
+    "\"distributedInfo\"",
+    "\"otherData\"",
+    "\"viztracer_metadata\"",
 ];

@@ -147,8 +147,24 @@ pub(super) fn elements(text: &[u8], mut expect: Expect, lenient: bool, handler: 
                 expect = Expect::Element;
                 continue;
             }
+            // Commas too many or too few cost no event.
+            (Some(b']'), Expect::Element) if lenient => {
+                handler.broken(without_loss(at, "a comma behind the last event"));
+                return Stop { at: at + 1, expect, state: StopState::Closed };
+            }
+            (Some(b','), Expect::First | Expect::Element) if lenient => {
+                handler.broken(without_loss(at, "a comma where an event was expected"));
+                at += 1;
+                expect = Expect::Element;
+                continue;
+            }
+            (Some(b'{'), Expect::Comma) if lenient => {
+                handler.broken(without_loss(at, "no comma between two events"));
+                expect = Expect::Element;
+                continue;
+            }
             (Some(_), Expect::Comma) => (at, "not JSON here: expected `,` or `]` after an event".into()),
-            (Some(_), Expect::First | Expect::Element) => match element(valid.after(at), handler) {
+            (Some(_), Expect::First | Expect::Element) => match element(valid.after(at), expect, handler) {
                 Ok(length) => {
                     at += length;
                     expect = Expect::Comma;
@@ -162,11 +178,12 @@ pub(super) fn elements(text: &[u8], mut expect: Expect, lenient: bool, handler: 
                 Err(Refused::Fault(fault)) => return stop(StopState::Fault(fault)),
             },
         };
-        match next_event(text, at + 1).filter(|_| lenient) {
-            Some(next) => {
+        let next = if lenient { behind_broken(text, &valid, at, expect) } else { None };
+        match next {
+            Some((next, expected)) => {
                 broken(&text[..next], at, problem, handler);
                 at = next;
-                expect = Expect::Element;
+                expect = expected;
                 if valid.bad.is_some_and(|bad| bad < at) {
                     valid = Valid::from(text, at);
                 }
@@ -176,12 +193,40 @@ pub(super) fn elements(text: &[u8], mut expect: Expect, lenient: bool, handler: 
     }
 }
 
+/// Where to go on behind something broken, if the text is long enough to know: what is JSON and no event ends where
+/// its JSON ends; anything else ends where the next event seems to begin.
+fn behind_broken(text: &[u8], valid: &Valid<'_>, at: usize, expect: Expect) -> Option<(usize, Expect)> {
+    if expect != Expect::Comma {
+        let rest = valid.after(at);
+        let mut values = serde_json::Deserializer::from_str(rest).into_iter::<IgnoredAny>();
+        match values.next() {
+            Some(Ok(_)) => {
+                let end = at + values.byte_offset();
+                match text[end..].trim_ascii_start().first() {
+                    Some(b',' | b']') => return Some((end, Expect::Comma)),
+                    Some(_) => {}
+                    None => return None,
+                }
+            }
+            Some(Err(error)) if error.is_eof() && valid.bad.is_none() => return None,
+            Some(Err(_)) | None => {}
+        }
+    }
+    next_event(text, at + 1).map(|next| (next, Expect::Element))
+}
+
+/// A broken place that has nothing in it.
+fn without_loss(at: usize, problem: &str) -> Broken {
+    Broken { offset: at as u64, bytes: 0, mended: true, problem: problem.to_owned() }
+}
+
 /// Takes what begins at `at`, and ends with the text, as far as it can be mended.
 pub(super) fn broken(text: &[u8], at: usize, problem: String, handler: &mut impl Handler) {
     let span = text[at..].trim_ascii_end();
-    let span = span.strip_suffix(b",").unwrap_or(span);
+    let span = span.strip_suffix(b",").unwrap_or(span).trim_ascii_end();
     let whole = mended(span);
-    let is_mended = element(&whole, handler).is_ok_and(|length| whole[length..].trim_ascii().is_empty());
+    let is_mended = span.is_empty()
+        || element(&whole, Expect::Element, handler).is_ok_and(|length| whole[length..].trim_ascii().is_empty());
     handler.broken(Broken { offset: at as u64, bytes: span.len() as u64, mended: is_mended, problem });
 }
 
@@ -211,7 +256,7 @@ impl<'t> Valid<'t> {
 }
 
 /// Reads the element that the text begins with and hands it on. Returns its length.
-fn element(text: &str, handler: &mut impl Handler) -> Result<usize, Refused> {
+fn element(text: &str, expect: Expect, handler: &mut impl Handler) -> Result<usize, Refused> {
     let mut json = serde_json::Deserializer::from_str(text);
     let reader = handler.reader();
     let mut arguments = Arguments::default();
@@ -227,7 +272,10 @@ fn element(text: &str, handler: &mut impl Handler) -> Result<usize, Refused> {
                 }
             }
         }
-        Ok(Element::Row) => Err(Refused::Fault(Fault::NotATrace(MEMORY_TIMELINE.to_owned()))),
+        Ok(Element::Row) if expect == Expect::First => {
+            Err(Refused::Fault(Fault::NotATrace(MEMORY_TIMELINE.to_owned())))
+        }
+        Ok(Element::Row) => Err(Refused::Broken { offset: 0, problem: "an array where an event was expected".into() }),
         Err(error) => match syntax_fault(text.as_bytes(), &error) {
             Some((offset, problem)) => Err(Refused::Broken { offset, problem }),
             None => Err(Refused::Cut),

@@ -60,8 +60,11 @@ impl<R: Read> Cutter<R> {
     }
 }
 
-/// The keys that an event's object begins with, whoever wrote it.
-const FIRST_KEYS: &[&str] = &["ph", "name", "cat", "ts", "pid", "tid", "id", "dur", "args"];
+/// The key that Kineto's events begin with.
+const PHASE: &str = "ph";
+
+/// The keys that others' events begin with.
+const FIRST_KEYS: &[&str] = &["name", "cat", "ts", "pid", "tid", "id", "dur", "args"];
 
 /// Where the next event seems to begin, from a byte on.
 pub(super) fn next_event(text: &[u8], from: usize) -> Option<usize> {
@@ -74,16 +77,20 @@ fn last_event(text: &[u8]) -> Option<usize> {
     memrchr_iter(b'{', text).find(|at| *at > 0 && seems_an_event(text, *at))
 }
 
-/// Whether the brace at a place begins an element of an array of objects that has an event's key first: `}, {"ph":`.
+/// Whether the brace at a place begins an element of an array of objects that has an event's key first: `}, {"name":`.
+/// What begins with a phase, as Kineto's events do, is nothing else, whatever is broken before it.
 fn seems_an_event(text: &[u8], brace: usize) -> bool {
-    let before = text[..brace].trim_ascii_end();
-    let Some(before) = before.strip_suffix(b",") else { return false };
     let Some(key) = text[brace + 1..].trim_ascii_start().strip_prefix(b"\"") else { return false };
-    before.trim_ascii_end().ends_with(b"}")
-        && FIRST_KEYS.iter().any(|first| {
-            let rest = key.strip_prefix(first.as_bytes()).and_then(|rest| rest.strip_prefix(b"\""));
-            rest.is_some_and(|rest| rest.trim_ascii_start().starts_with(b":"))
-        })
+    let is_first = |first: &str| {
+        let rest = key.strip_prefix(first.as_bytes()).and_then(|rest| rest.strip_prefix(b"\""));
+        rest.is_some_and(|rest| rest.trim_ascii_start().starts_with(b":"))
+    };
+    let before = text[..brace].trim_ascii_end();
+    if is_first(PHASE) {
+        return !matches!(before.last(), Some(b':' | b'['));
+    }
+    let is_element = before.strip_suffix(b",").is_some_and(|before| before.trim_ascii_end().ends_with(b"}"));
+    is_element && FIRST_KEYS.iter().any(|first| is_first(first))
 }
 
 #[cfg(test)]
@@ -100,6 +107,7 @@ mod tests {
     fn cut_before_events_only() {
         let text = br#"{"traceEvents": [{"ph": "X", "args": {"a": [{"ph": 1}]}}, {"ph":"i"},{ "name" : "a" } ]}"#;
         let cuts: Vec<usize> = (0..text.len()).filter(|at| next_event(text, *at) == Some(*at)).collect();
+        assert_eq!(next_event(br#"{"ph": "X", "dur": 1, {"ph": "X"}"#, 1), Some(22), "a brace is missing");
         let place = |word: &str| text.windows(word.len()).position(|window| window == word.as_bytes()).unwrap();
         assert_eq!(cuts, [place(r#"{"ph":"i"#), place(r#"{ "name""#)]);
         assert_eq!(pieces(text, 75)[0].len(), cuts[0]);

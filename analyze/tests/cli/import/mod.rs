@@ -1,6 +1,7 @@
 //! The import of other tools' traces: real ones held against independent counts, made-up ones rule by rule, and
 //! what is refused.
 
+mod broken;
 mod nsys;
 pub(crate) mod real;
 mod refusals;

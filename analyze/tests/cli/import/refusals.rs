@@ -32,14 +32,6 @@ pub(super) fn says(path: &Path, parts: &[&str]) {
 }
 
 #[test]
-fn broken_json_is_refused_with_its_place() {
-    says(&fixture("control_character.json"), &["byte 145 (line 3, column 43)", "control character", "0x01"]);
-    says(&fixture("truncated.json"), &["byte 160", "the file ends", "good events before: 1"]);
-    says(&fixture("bad_number.json"), &["line 2"]);
-    says(&fixture("bad_time.json"), &["byte 86 (line 2, column 69)", "`ts` is \"soon\"", "microseconds"]);
-}
-
-#[test]
 fn other_files_are_refused_by_name() {
     let folder = tempfile::tempdir().unwrap();
     let file = |name: &str, bytes: &[u8]| {
