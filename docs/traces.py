@@ -32,7 +32,7 @@ hold the same files against independent counts of them ([import.md](import.md)).
 
 def row(path, tape):
     name = str(path.relative_to(TRACES)).split("/")
-    name = f"{name[0]}: {name[-1]}"
+    name = f"{name[0]}: {'/'.join(name[1:][-2:])}"
     run = subprocess.run([ANALYZE, "import", path, "-o", tape, "--force", "--json"], capture_output=True, text=True)
     if run.returncode != 0:
         why = run.stderr.strip().removeprefix(f"error: {path}: ")

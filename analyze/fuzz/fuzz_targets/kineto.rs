@@ -2,7 +2,7 @@
 #![no_main]
 
 use ktape_analyze::import::{Options, Summary, kineto};
-use ktape_format::Memory;
+use ktape_format::{Memory, Table as _};
 use libfuzzer_sys::fuzz_target;
 
 fn import(bytes: &[u8], lenient: bool) -> Option<(Summary, String)> {
