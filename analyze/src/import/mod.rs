@@ -1,6 +1,7 @@
 //! What comes in. An importer produces the same events as a collector and writes them into any `ktape_format::Sink`.
 
 mod broken;
+mod calls;
 mod error;
 mod folder;
 pub mod kineto;
@@ -20,7 +21,6 @@ pub use error::ImportError;
 pub use folder::FileSummary;
 pub use summary::{Reason, StreamDisorder, Summary};
 
-use kineto::CallName;
 use source::Source;
 
 /// How to import.

@@ -10,6 +10,8 @@ use ktape_format::Sink;
 use ktape_format::definition::Stack;
 use rayon::slice::ParallelSliceMut as _;
 
+use crate::timeline::names::MOST_FRAMES;
+
 /// What stands outside of what when slices of one thread begin and end together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Rank {
@@ -44,18 +46,28 @@ pub(super) struct Query {
     pub(super) slot: u32,
 }
 
-/// Answers all queries: the stack for slot `i` is element `i`. A slice is in the stack at `t` if it began at or before
-/// `t` and ends after it, or is empty and lies at `t`.
+/// The answers to queries.
+#[derive(Debug)]
+pub(super) struct Stacks {
+    /// The stack for slot `i` is element `i`.
+    pub(super) by_slot: Vec<u32>,
+    /// How many slices are in no stack, as they lie within [`MOST_FRAMES`] others: only a damaged trace has such, and
+    /// the time that a stack takes grows with its depth.
+    pub(super) too_deep: u64,
+}
+
+/// Answers all queries. A slice is in the stack at `t` if it began at or before `t` and ends after it, or is empty and
+/// lies at `t`.
 pub(super) fn resolve<S: Sink>(
     sink: &mut S,
     mut spans: Vec<Span>,
     mut queries: Vec<Query>,
     slots: usize,
-) -> Result<Vec<u32>, S::Error> {
+) -> Result<Stacks, S::Error> {
     // Both sorts are stable: what is equal in all else stays in the file's order.
     spans.par_sort_by_key(|span| (span.thread, span.start_ns, Reverse(span.end_ns), span.rank));
     queries.par_sort_by_key(|query| (query.thread, query.at_ns));
-    let mut stacks = vec![0; slots];
+    let mut stacks = Stacks { by_slot: vec![0; slots], too_deep: 0 };
     let mut open = Open::default();
     let mut spans = spans.into_iter().peekable();
     for query in queries {
@@ -63,7 +75,7 @@ pub(super) fn resolve<S: Sink>(
             open.enter(sink, span, &mut stacks)?;
         }
         open.advance(query.thread, query.at_ns);
-        stacks[query.slot as usize] = open.stack(sink)?;
+        stacks.by_slot[query.slot as usize] = open.stack(sink)?;
     }
     for span in spans {
         open.enter(sink, span, &mut stacks)?;
@@ -94,10 +106,14 @@ struct Entry {
 }
 
 impl Open {
-    fn enter<S: Sink>(&mut self, sink: &mut S, span: Span, stacks: &mut [u32]) -> Result<(), S::Error> {
+    fn enter<S: Sink>(&mut self, sink: &mut S, span: Span, stacks: &mut Stacks) -> Result<(), S::Error> {
         self.advance(span.thread, span.start_ns);
         if let Some(slot) = span.slot {
-            stacks[slot as usize] = self.stack(sink)?;
+            stacks.by_slot[slot as usize] = self.stack(sink)?;
+        }
+        if self.entries.len() >= MOST_FRAMES {
+            stacks.too_deep += 1;
+            return Ok(());
         }
         // An empty slice is over only after its instant.
         let over_ns = span.end_ns.max(span.start_ns.saturating_add(1));
@@ -157,7 +173,7 @@ mod tests {
         let query = |(slot, at_ns): (usize, &i64)| Query { thread: 1, at_ns: *at_ns, slot: slot as u32 };
         let queries: Vec<Query> = instants.iter().enumerate().map(query).collect();
         let Ok(stacks) = resolve(&mut memory, spans.to_vec(), queries, instants.len());
-        stacks.iter().map(|stack| frames(&memory, *stack)).collect()
+        stacks.by_slot.iter().map(|stack| frames(&memory, *stack)).collect()
     }
 
     fn frames(memory: &Memory, stack: u32) -> Vec<u32> {
@@ -212,7 +228,7 @@ mod tests {
             span(2, 6, Rank::Operator, 3),
         ];
         let Ok(stacks) = resolve(&mut memory, spans, Vec::new(), 1);
-        assert_eq!(frames(&memory, stacks[0]), [1]);
+        assert_eq!(frames(&memory, stacks.by_slot[0]), [1]);
     }
 
     #[test]
@@ -228,9 +244,22 @@ mod tests {
         let queries = [1, 3, 9].iter().enumerate();
         let queries = queries.map(|(slot, at_ns)| Query { thread: 1, at_ns: *at_ns, slot: slot as u32 }).collect();
         let Ok(stacks) = resolve(&mut memory, spans, queries, 3);
-        assert_eq!(frames(&memory, stacks[0]), [70, 1]);
-        assert_eq!(frames(&memory, stacks[1]), [70, 71, 1, 2, 3]);
-        assert_eq!(frames(&memory, stacks[2]), [70, 1]);
+        assert_eq!(frames(&memory, stacks.by_slot[0]), [70, 1]);
+        assert_eq!(frames(&memory, stacks.by_slot[1]), [70, 71, 1, 2, 3]);
+        assert_eq!(frames(&memory, stacks.by_slot[2]), [70, 1]);
+    }
+
+    #[test]
+    fn slices_of_no_end_of_depth_take_no_time() {
+        let nested: Vec<Span> = (0..100_000).map(|at| span(at, 1_000_000 - at, Rank::Python, 1)).collect();
+        let query = Query { thread: 1, at_ns: 500_000, slot: 0 };
+        let mut memory = Memory::default();
+        let Ok(stacks) = resolve(&mut memory, nested, vec![query], 1);
+        assert_eq!(stacks.too_deep, 100_000 - MOST_FRAMES as u64);
+        assert_eq!(frames(&memory, stacks.by_slot[0]).len(), MOST_FRAMES);
+        let beside: Vec<Span> = (0..10_000).map(|at| span(at, at + 1, Rank::Python, 1)).collect();
+        let Ok(stacks) = resolve(&mut memory, beside, Vec::new(), 0);
+        assert_eq!(stacks.too_deep, 0);
     }
 
     proptest! {

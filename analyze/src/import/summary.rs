@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use super::kineto::{DERIVED, IDS};
 use super::{BrokenParts, FileSummary, nsys};
 use crate::timeline::audit::stream_order::StreamOrder;
+use crate::timeline::names::MOST_FRAMES;
 
 /// What an import did. The counts of [`Summary::kept`] and [`Summary::not_kept`] together are those of
 /// [`Summary::read`].
@@ -82,6 +83,14 @@ impl Summary {
     /// Adds to the count of `what name` in one of the maps.
     pub(crate) fn count(map: &mut BTreeMap<String, u64>, what: &str, name: &str, count: u64) {
         *map.entry(format!("{what} {name}").trim().to_owned()).or_default() += count;
+    }
+
+    /// Counts slices that are in no stack (`stacks::Stacks::too_deep`).
+    pub(crate) fn too_deep(&mut self, count: u64) {
+        if count > 0 {
+            let what = format!("slices within {MOST_FRAMES} others,");
+            Summary::count(&mut self.not_kept_parts, &what, "in the stacks of their calls", count);
+        }
     }
 
     /// Counts a value that was put right.

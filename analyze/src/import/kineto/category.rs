@@ -64,54 +64,9 @@ impl Category {
     }
 }
 
-/// What a host call does, as far as its name says.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in crate::import) enum CallName {
-    /// Launches a kernel.
-    Launch,
-    /// Launches a graph.
-    GraphLaunch,
-    /// Waits; with the `sync_kind` code.
-    Synchronize(u8),
-    /// Makes a stream wait for an event.
-    EventWait,
-    /// Records an event.
-    EventRecord,
-    /// Anything else.
-    Other,
-}
-
-impl CallName {
-    /// What `cudaLaunchKernelExC`, `hipGraphLaunch`, `cuStreamSynchronize`, … do.
-    pub(in crate::import) fn of(name: &str) -> CallName {
-        use ktape_format::event::sync_kind;
-        let has = |part| name.contains(part);
-        if has("GraphLaunch") {
-            CallName::GraphLaunch
-        } else if has("Launch") && has("Kernel") {
-            CallName::Launch
-        } else if has("StreamWaitEvent") {
-            CallName::EventWait
-        } else if has("EventRecord") {
-            CallName::EventRecord
-        } else if has("Synchronize") {
-            CallName::Synchronize(if has("Stream") {
-                sync_kind::STREAM
-            } else if has("Event") {
-                sync_kind::EVENT
-            } else {
-                sync_kind::CONTEXT
-            })
-        } else {
-            CallName::Other
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use ktape_format::event::sync_kind;
 
     #[test]
     fn old_and_new_categories() {
@@ -127,21 +82,5 @@ mod tests {
         }
         assert_eq!(Category::of("mtia_ccp_events"), Category::Other);
         assert_eq!(Category::of(""), Category::Other);
-    }
-
-    #[test]
-    fn calls_by_name() {
-        for name in ["cudaLaunchKernel", "cuLaunchKernelEx", "hipExtModuleLaunchKernel", "cudaLaunchCooperativeKernel"]
-        {
-            assert_eq!(CallName::of(name), CallName::Launch, "{name}");
-        }
-        assert_eq!(CallName::of("hipGraphLaunch"), CallName::GraphLaunch);
-        assert_eq!(CallName::of("cudaGraphKernelNodeGetParams"), CallName::Other);
-        assert_eq!(CallName::of("cudaEventRecordWithFlags"), CallName::EventRecord);
-        assert_eq!(CallName::of("cudaStreamWaitEvent"), CallName::EventWait);
-        assert_eq!(CallName::of("cudaStreamSynchronize"), CallName::Synchronize(sync_kind::STREAM));
-        assert_eq!(CallName::of("hipEventSynchronize"), CallName::Synchronize(sync_kind::EVENT));
-        assert_eq!(CallName::of("cudaDeviceSynchronize"), CallName::Synchronize(sync_kind::CONTEXT));
-        assert_eq!(CallName::of("cudaEventQuery"), CallName::Other);
     }
 }

@@ -31,7 +31,6 @@ use pieces::{Cutter, PIECE_BYTES};
 use write::Writer;
 
 pub(in crate::import) use arguments::{DERIVED, IDS};
-pub(in crate::import) use category::CallName;
 
 use super::source::{Text, is_of_the_packing};
 use super::{ImportError, Options, Progress, Summary};

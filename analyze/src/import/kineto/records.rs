@@ -12,8 +12,8 @@ use ktape_format::event::{Counter, Mark, Range, Slice, timing};
 use rayon::slice::ParallelSliceMut as _;
 use rustc_hash::FxHashMap;
 
-use super::category::CallName;
 use super::error::Fault;
+use crate::import::calls::CallName;
 use crate::import::stacks::Rank;
 
 /// A process id and a thread id as the file has them.

@@ -11,6 +11,7 @@ use serde_json::{Value, json};
 use super::Importer;
 use super::database::Columns;
 use super::error::Fault;
+use crate::import::calls::Keep as _;
 use crate::import::{Progress, Summary};
 
 /// Tables of a name and a value.

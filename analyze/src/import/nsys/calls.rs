@@ -2,12 +2,9 @@
 //!
 //! As with Kineto, what a call did decides before its name: a call with kernels is a launch whatever it is called.
 
-use std::cmp::Reverse;
-use std::collections::BinaryHeap;
-
 use ktape_format::Sink;
 use ktape_format::definition::{Function, api_domain};
-use ktape_format::event::{Api, EventRecord, EventWait, GraphLaunch, Launch, Mark, Range, Sync, phase, sync_kind};
+use ktape_format::event::{Mark, Range, phase};
 use ktape_format::table::DefinitionKind;
 use rustc_hash::FxHashMap;
 use serde_json::Map;
@@ -18,9 +15,9 @@ use super::details::{Caller, Details, Waited};
 use super::device::{Submitted, SubmittedBy};
 use super::error::Fault;
 use super::nvtx::NamedRange;
+use crate::import::Progress;
+use crate::import::calls::{CallKind, CallName, HostCall, Keep as _};
 use crate::import::stacks::{self, Query, Rank, Span};
-use crate::import::{CallName, Progress, Summary};
-use crate::timeline::names::MOST_FRAMES;
 
 /// A call, until it is known in which ranges it was made.
 struct Call {
@@ -37,17 +34,6 @@ struct Call {
     /// Of the operating system's libraries, not of CUDA.
     is_system: bool,
     is_pool: bool,
-}
-
-/// What a call is written as.
-enum Kind {
-    Launch,
-    GraphLaunch,
-    Api,
-    /// With the `sync_kind` code.
-    Sync(u8),
-    EventWait,
-    EventRecord,
 }
 
 /// A function, and what its name says it does.
@@ -184,12 +170,9 @@ impl<S: Sink, P: FnMut(Progress)> Importer<'_, '_, S, P> {
         let (first_mark, first_call) = (ranges.len(), ranges.len() + marks.len());
         marks.iter().enumerate().for_each(|(at, mark)| ask(first_mark + at, mark.thread, mark.start_ns));
         calls.iter().enumerate().for_each(|(at, call)| ask(first_call + at, call.thread, call.start_ns));
-        let too_deep = limit_depth(&mut spans);
-        if too_deep > 0 {
-            let what = format!("ranges within {MOST_FRAMES} others,");
-            Summary::count(&mut self.summary.not_kept_parts, &what, "in the stacks of their calls", too_deep);
-        }
-        let mut all = stacks::resolve(self.sink, spans, queries, first_call + calls.len())?;
+        let stacks::Stacks { by_slot: mut all, too_deep } =
+            stacks::resolve(self.sink, spans, queries, first_call + calls.len())?;
+        self.summary.too_deep(too_deep);
         let calls = all.split_off(first_call);
         let marks = all.split_off(first_mark);
         Ok(Stacks { ranges: all, marks, calls })
@@ -233,51 +216,44 @@ impl<S: Sink, P: FnMut(Progress)> Importer<'_, '_, S, P> {
         details.found_syncs += u64::from(sync.is_some());
         details.found_events += u64::from(recorded.is_some());
         let kind = match (call.name, &work) {
-            _ if call.is_system => Kind::Api,
-            (CallName::GraphLaunch, _) => Kind::GraphLaunch,
-            (_, Some(work)) if work.in_graph => Kind::GraphLaunch,
-            (_, Some(work)) if work.shape != 0 => Kind::Launch,
-            (CallName::Launch, _) => Kind::Launch,
-            (_, Some(_)) => Kind::Api,
+            _ if call.is_system => CallKind::Api,
+            (CallName::GraphLaunch, _) => CallKind::GraphLaunch,
+            (_, Some(work)) if work.in_graph => CallKind::GraphLaunch,
+            (_, Some(work)) if work.shape != 0 => CallKind::Launch,
+            (CallName::Launch, _) => CallKind::Launch,
+            (_, Some(_)) => CallKind::Api,
             (name, None) => match (sync.map(|sync| sync.waited(name)), name) {
-                (Some(Waited::Host(kind)), _) | (None, CallName::Synchronize(kind)) => Kind::Sync(kind),
-                (Some(Waited::Stream), _) | (None, CallName::EventWait) => Kind::EventWait,
-                (None, CallName::EventRecord) => Kind::EventRecord,
-                (None, _) if recorded.is_some() => Kind::EventRecord,
-                (None, _) => Kind::Api,
+                (Some(Waited::Host(kind)), _) | (None, CallName::Synchronize(kind)) => CallKind::Sync(kind),
+                (Some(Waited::Stream), _) | (None, CallName::EventWait) => CallKind::EventWait,
+                (None, CallName::EventRecord) => CallKind::EventRecord,
+                (None, _) if recorded.is_some() => CallKind::EventRecord,
+                (None, _) => CallKind::Api,
             },
         };
         let Submitted { stream, shape, graph, .. } = work.unwrap_or_default();
-        let sync = sync.unwrap_or_default();
-        let (event, recorded_by) = (sync.event, details.recorded_by(call.process, &sync));
-        match kind {
-            Kind::Launch => {
-                let launch = Launch { start_ns, duration_ns, correlation, thread, stream, shape, ..Launch::default() };
-                self.event(Launch { stack, function, result, args, ..launch })
-            }
-            Kind::GraphLaunch => {
-                let launch =
-                    GraphLaunch { start_ns, duration_ns, correlation, thread, stream, graph, ..Default::default() };
-                self.event(GraphLaunch { stack, function, result, args, ..launch })
-            }
-            Kind::Api => self.event(Api { start_ns, duration_ns, correlation, thread, stack, function, result, args }),
-            Kind::Sync(kind) => {
-                let stream = if kind == sync_kind::CONTEXT { 0 } else { sync.stream };
-                let sync = Sync { start_ns, duration_ns, correlation, thread, kind, stream, ..Sync::default() };
-                self.event(Sync { event, recorded_by, stack, function, result, args, ..sync })
-            }
-            Kind::EventWait => {
-                let stream = sync.stream;
-                let wait = EventWait { start_ns, duration_ns, correlation, thread, stream, ..Default::default() };
-                self.event(EventWait { event, recorded_by, stack, function, result, args, ..wait })
-            }
-            Kind::EventRecord => {
-                let recorded = recorded.unwrap_or_default();
-                let (stream, event) = (recorded.stream, recorded.event);
-                let record = EventRecord { start_ns, duration_ns, correlation, thread, ..EventRecord::default() };
-                self.event(EventRecord { stream, event, stack, function, result, args, ..record })
-            }
-        }
+        let (sync, recorded) = (sync.unwrap_or_default(), recorded.unwrap_or_default());
+        let (stream, event) = match kind {
+            CallKind::Launch | CallKind::GraphLaunch | CallKind::Api => (stream, 0),
+            CallKind::Sync(_) | CallKind::EventWait => (sync.stream, sync.event),
+            CallKind::EventRecord => (recorded.stream, recorded.event),
+        };
+        let recorded_by = details.recorded_by(call.process, &sync);
+        let host_call = HostCall {
+            start_ns,
+            duration_ns,
+            correlation,
+            thread,
+            stack,
+            function,
+            result,
+            args,
+            stream,
+            shape,
+            graph,
+            event,
+            recorded_by,
+        };
+        host_call.write(kind, self)
     }
 }
 
@@ -291,30 +267,6 @@ fn without_version(name: &str) -> &str {
         }
         _ => name,
     }
-}
-
-/// Takes out what lies within so many open ranges that no report would show it: only a damaged report has such, and
-/// the time that stacks take grows with their depth. Returns how many.
-fn limit_depth(spans: &mut Vec<Span>) -> u64 {
-    spans.sort_by_key(|span| (span.thread, span.start_ns, Reverse(span.end_ns)));
-    let before = spans.len();
-    let mut thread = 0;
-    let mut ends = BinaryHeap::new();
-    spans.retain(|span| {
-        if span.thread != thread {
-            thread = span.thread;
-            ends.clear();
-        }
-        while ends.peek().is_some_and(|Reverse(end)| *end <= span.start_ns) {
-            ends.pop();
-        }
-        if ends.len() < MOST_FRAMES {
-            ends.push(Reverse(span.end_ns));
-            return true;
-        }
-        false
-    });
-    (before - spans.len()) as u64
 }
 
 #[cfg(test)]
@@ -333,17 +285,5 @@ mod tests {
         ] {
             assert_eq!(without_version(name), plain);
         }
-    }
-
-    #[test]
-    fn ranges_of_no_end_of_depth_take_no_time() {
-        let span = |start_ns| {
-            let end_ns = 1_000_000 - start_ns;
-            Span { thread: 1, start_ns, end_ns, rank: Rank::Annotation, frame: 1, call_stack: 0, slot: None }
-        };
-        let mut spans: Vec<Span> = (0..10_000).map(span).collect();
-        assert_eq!(limit_depth(&mut spans), 10_000 - MOST_FRAMES as u64);
-        let mut beside: Vec<Span> = (0..10_000).map(|at| Span { end_ns: at + 1, ..span(at) }).collect();
-        assert_eq!(limit_depth(&mut beside), 0);
     }
 }

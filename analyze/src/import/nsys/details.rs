@@ -9,7 +9,8 @@ use super::database::Columns;
 use super::error::Fault;
 use super::places::Place;
 use super::{CallKey, Importer};
-use crate::import::{CallName, Progress};
+use crate::import::Progress;
+use crate::import::calls::CallName;
 
 /// A synchronisation record. What it says is there only where it says it.
 #[derive(Clone, Copy, Debug, Default)]

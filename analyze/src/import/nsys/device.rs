@@ -15,6 +15,7 @@ use super::error::Fault;
 use super::places::Place;
 use super::{CallKey, Importer};
 use crate::import::Progress;
+use crate::import::calls::Keep as _;
 use crate::timeline::audit::stream_order::StreamOrder;
 
 /// The device work of one call.

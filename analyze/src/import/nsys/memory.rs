@@ -9,6 +9,7 @@ use super::device::memory_of;
 use super::error::Fault;
 use super::{CallKey, Importer};
 use crate::import::Progress;
+use crate::import::calls::Keep as _;
 
 /// One row, until its call is known.
 pub(super) struct MemoryRow {

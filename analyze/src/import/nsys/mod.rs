@@ -34,6 +34,7 @@ use strings::Strings;
 
 pub(in crate::import) use columns::reason;
 
+use crate::import::calls::Keep;
 use crate::import::{ImportError, Options, Progress, Summary};
 
 /// What every SQLite database begins with.
@@ -217,12 +218,6 @@ impl<'s, 'd, S: Sink, P: FnMut(Progress)> Importer<'s, 'd, S, P> {
         Ok(())
     }
 
-    fn event<E: Event>(&mut self, row: E) -> Result<(), Fault> {
-        self.sink.event(row)?;
-        self.kept(E::NAME, 1);
-        Ok(())
-    }
-
     fn kept(&mut self, what: &'static str, count: u64) {
         if count > 0 {
             *self.summary.kept.entry(what).or_default() += count;
@@ -283,5 +278,15 @@ impl<'s, 'd, S: Sink, P: FnMut(Progress)> Importer<'s, 'd, S, P> {
             Ok(())
         })?;
         if args.is_empty() { Ok(0) } else { Ok(self.sink.string(&serde_json::Value::Object(args).to_string())?) }
+    }
+}
+
+impl<S: Sink, P: FnMut(Progress)> Keep for Importer<'_, '_, S, P> {
+    type Error = Fault;
+
+    fn event<E: Event>(&mut self, row: E) -> Result<(), Fault> {
+        self.sink.event(row)?;
+        self.kept(E::NAME, 1);
+        Ok(())
     }
 }

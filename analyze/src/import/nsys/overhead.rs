@@ -9,6 +9,7 @@ use super::Importer;
 use super::database::Columns;
 use super::error::Fault;
 use crate::import::Progress;
+use crate::import::calls::Keep as _;
 
 impl<S: Sink, P: FnMut(Progress)> Importer<'_, '_, S, P> {
     /// Writes both tables of overhead.

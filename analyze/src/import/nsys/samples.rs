@@ -7,6 +7,7 @@ use super::Importer;
 use super::database::Columns;
 use super::error::Fault;
 use crate::import::Progress;
+use crate::import::calls::Keep as _;
 
 impl<S: Sink, P: FnMut(Progress)> Importer<'_, '_, S, P> {
     /// Writes the samples. What time one stands for is not known: the period counts cycles or instructions.

@@ -3,11 +3,12 @@
 use ktape_format::definition::{Frame, Function, Shape, Stack, api_domain, frame_kind};
 use ktape_format::event::{Range, Slice, sync_kind};
 
-use super::super::category::{CallName, Category};
+use super::super::category::Category;
 use super::super::names::python_name;
 use super::super::records::{Call, NamedRange, SyncRecord, ThreadSlice};
 use super::{Collector, Complete};
 use crate::import::Summary;
+use crate::import::calls::CallName;
 use crate::import::stacks::Rank;
 
 impl Collector {

@@ -12,6 +12,7 @@ use super::devices::Places;
 use super::error::Fault;
 use super::records::{CallsByCorrelation, DeviceOp, Records, Work, is_without_shared_memory_of};
 use crate::import::Summary;
+use crate::import::calls::Keep;
 use crate::import::stacks::{self, Query, Rank, Span};
 use crate::timeline::audit::stream_order::StreamOrder;
 
@@ -92,16 +93,6 @@ impl<'s, S: Sink> Writer<'s, S> {
         Ok(summary)
     }
 
-    fn event<E: Event>(&mut self, row: E) -> Result<(), Fault> {
-        self.sink.event(row)?;
-        let kind = usize::from(E::KIND);
-        if self.kept.len() <= kind {
-            self.kept.resize(kind + 1, ("", 0));
-        }
-        self.kept[kind] = (E::NAME, self.kept[kind].1 + 1);
-        Ok(())
-    }
-
     fn stacks(&mut self, records: &Records) -> Result<Stacks, Fault> {
         let mut has_python = vec![false; records.threads.things.len() + 1];
         for slice in records.slices.iter().filter(|slice| slice.rank == Some(Rank::Python)) {
@@ -137,7 +128,8 @@ impl<'s, S: Sink> Writer<'s, S> {
         }
         let slots = calls + memory + ranges;
         records.marks.iter().enumerate().for_each(|(at, mark)| ask(slots + at, mark.thread, mark.start_ns));
-        let mut all = stacks::resolve(self.sink, spans, queries, slots + marks)?;
+        let stacks::Stacks { by_slot: mut all, too_deep } = stacks::resolve(self.sink, spans, queries, slots + marks)?;
+        self.summary.too_deep(too_deep);
         let marks = all.split_off(calls + memory + ranges);
         let ranges = all.split_off(calls + memory);
         let memory = all.split_off(calls);
@@ -256,6 +248,20 @@ impl<'s, S: Sink> Writer<'s, S> {
             }
         }
         self.summary.take_disorder(order);
+        Ok(())
+    }
+}
+
+impl<S: Sink> Keep for Writer<'_, S> {
+    type Error = Fault;
+
+    fn event<E: Event>(&mut self, row: E) -> Result<(), Fault> {
+        self.sink.event(row)?;
+        let kind = usize::from(E::KIND);
+        if self.kept.len() <= kind {
+            self.kept.resize(kind + 1, ("", 0));
+        }
+        self.kept[kind] = (E::NAME, self.kept[kind].1 + 1);
         Ok(())
     }
 }

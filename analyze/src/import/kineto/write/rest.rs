@@ -8,6 +8,7 @@ use ktape_format::table::DefinitionKind;
 use super::super::error::Fault;
 use super::super::records::{CallsByCorrelation, Records};
 use super::Writer;
+use crate::import::calls::Keep as _;
 
 impl<S: Sink> Writer<'_, S> {
     pub(super) fn memory(&mut self, records: &Records, stacks: &[u32]) -> Result<(), Fault> {
