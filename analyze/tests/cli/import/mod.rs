@@ -1,7 +1,8 @@
-//! The import of PyTorch profiler traces: real ones held against independent counts, made-up ones rule by rule, and
-//! what is refused.
+//! The import of PyTorch profiler traces: real ones held against independent counts, made-up ones rule by rule,
+//! broken ones, folders of ranks, and what is refused.
 
 mod broken;
+mod folder;
 pub(crate) mod real;
 mod refusals;
 mod rules;
