@@ -7,6 +7,7 @@ pub mod kineto;
 mod mixup;
 mod source;
 mod summary;
+mod tool;
 
 use std::path::Path;
 
@@ -17,6 +18,7 @@ pub use broken::{Broken, BrokenParts};
 pub use error::ImportError;
 pub use folder::FileSummary;
 pub use summary::{Reason, Summary};
+pub use tool::Tool;
 
 use source::Source;
 

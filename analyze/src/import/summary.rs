@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use super::kineto::{DERIVED, IDS};
-use super::{BrokenParts, FileSummary};
+use super::{BrokenParts, FileSummary, Tool};
 
 /// What an import did. The counts of [`Summary::kept`] and [`Summary::not_kept`] together are those of
 /// [`Summary::read`].
@@ -23,6 +23,10 @@ pub struct Summary {
     pub broken: BrokenParts,
     /// The files of a folder, in order; empty where it was one file.
     pub files: Vec<FileSummary>,
+    /// The tool that wrote the trace, where it is not PyTorch's profiler.
+    pub tool: Option<Tool>,
+    /// What that tool's trace does not have that PyTorch's have.
+    pub lacks: Vec<&'static str>,
     /// The rank that the trace says it is of.
     pub rank: Option<String>,
     /// Kernels, copies and memsets whose launching call is in the file.
@@ -49,6 +53,8 @@ impl Summary {
         add(&mut self.repaired, part.repaired);
         self.broken.add(part.broken, offset);
         self.files.extend(part.files);
+        self.tool = self.tool.max(part.tool);
+        self.lacks.extend(part.lacks.into_iter().filter(|what| !self.lacks.contains(what)).collect::<Vec<_>>());
         self.rank = self.rank.take().or(part.rank);
         self.matched += part.matched;
         self.unmatched += part.unmatched;

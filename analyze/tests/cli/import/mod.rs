@@ -3,6 +3,7 @@
 
 mod broken;
 mod folder;
+mod others;
 pub(crate) mod real;
 mod refusals;
 mod rules;

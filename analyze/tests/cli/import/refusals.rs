@@ -41,7 +41,7 @@ fn other_files_are_refused_by_name() {
     };
     says(&file("empty.json", b" \n"), &["is empty"]);
     says(&file("object.json", b"{\"a\": 1}"), &["traceEvents", "export_chrome_trace"]);
-    says(&file("report.sqlite", b"SQLite format 3\0..."), &["SQLite", "Nsight", "export_chrome_trace"]);
+    says(&file("report.sqlite", b"SQLite format 3\0..."), &["SQLite"]);
     says(&file("snapshot.pickle", b"\x80\x04\x95rest"), &["Python pickle", "export_chrome_trace"]);
     says(&file("trace.zip", b"PK\x03\x04rest"), &["ZIP archive", "unpack"]);
     says(&file("noise", &[0xff, 0xd8, 0xff]), &["not JSON"]);

@@ -12,8 +12,8 @@ use crate::import::Summary;
 
 impl Collector {
     pub(super) fn call(&mut self, complete: Complete<'_, '_>) {
-        let Complete { event, category, start_ns, duration_ns, arguments } = complete;
-        let thread = self.thread(event, category);
+        let Complete { event, category, start_ns, duration_ns, arguments, thread } = complete;
+        let thread = self.thread_of(event, category, thread);
         // HIP says with the call what it launches, and how much dynamic shared memory it asks for.
         let shape = match &arguments.kernel {
             Some(kernel) => {
@@ -36,8 +36,8 @@ impl Collector {
     }
 
     pub(super) fn slice(&mut self, complete: Complete<'_, '_>) {
-        let Complete { event, category, start_ns, duration_ns, arguments } = complete;
-        let thread = self.thread(event, category);
+        let Complete { event, category, start_ns, duration_ns, arguments, thread } = complete;
+        let thread = self.thread_of(event, category, thread);
         let (frame, rank) = match category {
             Category::Python => (self.python_frame(&event.name), Some(Rank::Python)),
             Category::Overhead => (self.named_frame(frame_kind::OVERHEAD, &event.name), None),
@@ -54,7 +54,7 @@ impl Collector {
     }
 
     pub(super) fn range(&mut self, complete: Complete<'_, '_>) {
-        let Complete { event, category, start_ns, duration_ns, arguments } = complete;
+        let Complete { event, category, start_ns, duration_ns, arguments, thread } = complete;
         let mut row = Range { start_ns, duration_ns, ..Range::default() };
         let mut place = None;
         let mut frame = 0;
@@ -72,10 +72,10 @@ impl Collector {
                 self.records.syncs.insert(arguments.correlation, record);
             }
             Category::Annotation => {
-                row.thread = self.thread(event, category);
+                row.thread = self.thread_of(event, category, thread);
                 frame = self.named_frame(frame_kind::RANGE, &event.name);
             }
-            _ => row.thread = self.thread(event, category),
+            _ => row.thread = self.thread_of(event, category, thread),
         }
         row.name = self.string(&event.name);
         row.category = self.string(&event.category);
@@ -83,12 +83,12 @@ impl Collector {
         self.records.ranges.push(NamedRange { row, place, frame, correlation: arguments.correlation });
     }
 
-    fn named_frame(&mut self, kind: u8, name: &str) -> u32 {
+    pub(super) fn named_frame(&mut self, kind: u8, name: &str) -> u32 {
         let name = self.string(name);
         self.define(Frame { kind, name, file: 0, line: 0 })
     }
 
-    fn python_frame(&mut self, text: &str) -> u32 {
+    pub(super) fn python_frame(&mut self, text: &str) -> u32 {
         let python = python_name(text);
         if python.addresses > 0 {
             Summary::count(&mut self.summary.not_kept_parts, "address", "in a name", python.addresses);
