@@ -14,7 +14,7 @@ use super::{Collector, Complete, Id};
 impl Collector {
     pub(super) fn device_op(&mut self, complete: Complete<'_, '_>) {
         let Complete { event, category, start_ns, duration_ns, arguments, .. } = complete;
-        let place = self.place(event, &arguments);
+        let place = self.place(event, arguments);
         // Device work has a context and a stream; ROCm's records do not name the context.
         let place = Place { context: place.context.or(Some(0)), stream: place.stream.or(Some(0)), ..place };
         let device = place.device;
@@ -37,7 +37,7 @@ impl Collector {
                 Work::Memset { bytes, target_memory: names::memset_name(&event.name), name }
             }
             _ => {
-                let shape = self.shape(&event.name, &arguments);
+                let shape = self.shape(&event.name, arguments);
                 Work::Kernel(self.records.shapes.number(shape))
             }
         };

@@ -17,7 +17,7 @@ impl Collector {
         // HIP says with the call what it launches, and how much dynamic shared memory it asks for.
         let shape = match &arguments.kernel {
             Some(kernel) => {
-                let shape = self.shape(kernel, &arguments);
+                let shape = self.shape(kernel, arguments);
                 let dynamic_shared_bytes = shape.shared_bytes;
                 Some(self.records.shapes.number(Shape { shared_bytes: 0, dynamic_shared_bytes, ..shape }))
             }
@@ -60,11 +60,11 @@ impl Collector {
         let mut frame = 0;
         match category {
             Category::OnStream => {
-                let at = self.place(event, &arguments);
+                let at = self.place(event, arguments);
                 place = Some(self.records.places.number(at));
             }
             Category::Sync => {
-                let at = self.place(event, &arguments);
+                let at = self.place(event, arguments);
                 let at = self.records.places.number(at);
                 place = Some(at);
                 let kind = sync_kind_of(arguments.sync_kind.as_deref().unwrap_or(&event.name));
