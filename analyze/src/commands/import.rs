@@ -21,14 +21,19 @@ use crate::timeline::names::printable;
 #[command(after_help = "\
 Times become integer nanoseconds exactly. What is in the file but has no place on the tape is counted and listed once.
 
+A folder is imported whole, each trace in it as a process with devices of its own; what in it is no trace is told and
+left out. A broken file is refused with the byte, line and column. With --lenient its sound events are kept, and usual
+mistakes put right; what could not be saved is listed, a loss on the tape, and the exit code is 3.
+
 Examples:
   analyze import trace.json.gz                    writes trace.ktape beside it
-  analyze import ranks/ -o job.ktape              every trace in a folder, each a process of its own
-  analyze import --lenient cut.json.gz            what is sound of a broken one; exits with 3
-  analyze import report.sqlite                    what `nsys export --type sqlite report.nsys-rep` wrote")]
+  analyze import ranks/                           all ranks of a job; writes ranks.ktape beside the folder
+  analyze import report.sqlite                    what `nsys export --type sqlite report.nsys-rep` wrote
+  analyze import cut.json.gz --lenient            what a killed job had written; exits with 3")]
 pub struct Args {
-    /// The trace: JSON of the PyTorch profiler (`prof.export_chrome_trace`), 2021 or later, gzipped or not; or a report
-    /// of Nsight Systems, 2022 or later (`nsys export --type sqlite`); or a folder of such, one of each rank
+    /// The trace: Chrome JSON of the PyTorch profiler (`prof.export_chrome_trace`), 2021 or later, or of JAX, TensorFlow,
+    /// VizTracer, rocprof or nsys2json, gzipped or not; a report of Nsight Systems, 2022 or later (`nsys export --type
+    /// sqlite`); or a folder of such
     #[arg(value_name = "SRC")]
     source: PathBuf,
     /// Where to write the tape [default: SRC with the ending .ktape]
@@ -114,6 +119,8 @@ fn print_json(summary: &Summary, output: &Path, written: &Written) -> io::Result
         "broken": summary.broken,
         "disorder": summary.disorder,
         "files": summary.files,
+        "tool": summary.tool.map(|tool| tool.to_string()),
+        "lacks": summary.lacks,
         "matched": summary.matched,
         "unmatched": summary.unmatched,
     });
@@ -130,6 +137,11 @@ fn print_summary(source: &Path, output: &Path, summary: &Summary, written: &Writ
     };
     writeln!(out, "{name}: {events} events, {bytes}{of_source}, in {:.2} s", took.as_secs_f64())?;
     print_broken(&mut out, &summary.broken)?;
+    if let Some(tool) = summary.tool {
+        let lacks: Vec<String> = summary.lacks.iter().map(|what| format!("no {what}")).collect();
+        let lacks = if lacks.is_empty() { String::new() } else { format!(": {}", lacks.join(", ")) };
+        writeln!(out, "  {tool} trace{lacks}")?;
+    }
     for FileSummary { name, entries, rank, left_out, same_rank_as } in &summary.files {
         let name = printable(name);
         match (left_out, same_rank_as, rank) {

@@ -1,7 +1,7 @@
 //! A folder of traces, one of each rank of a job: each file a process with devices of its own.
 //!
 //! The order is that of the names, so that the same folder always makes the same tape. A folder holds other things
-//! too (logs, tapes, a README); what is no trace is told, not fatal. A file that is a trace and broken is.
+//! too (logs, tapes, a README, folders); what is no trace is told, not fatal. A file that is a trace and broken is.
 
 use std::fs::File;
 use std::io::{self, Read};
@@ -35,13 +35,19 @@ pub(super) fn import<S: Sink>(
 ) -> Result<Summary, ImportError> {
     let failed = |source| ImportError::Read { path: folder.to_owned(), source };
     let files = files_of(folder).map_err(failed)?;
-    let total_bytes = files.iter().map(|(_, bytes)| bytes).sum();
+    let total_bytes = files.iter().filter_map(|(_, bytes)| *bytes).sum();
     let mut all = Summary::default();
     let mut before_bytes = 0;
     for (number, (path, file_bytes)) in files.iter().enumerate() {
         let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
         let mut file = FileSummary { name, entries: 0, rank: None, left_out: None, same_rank_as: None };
-        let twin = files[..number].iter().find(|(_, bytes)| bytes == file_bytes).filter(|(twin, _)| same(twin, path));
+        let Some(file_bytes) = file_bytes else {
+            file.left_out = Some("a folder; name it to import what is in it".to_owned());
+            all.files.push(file);
+            continue;
+        };
+        let twin =
+            files[..number].iter().find(|(_, bytes)| *bytes == Some(*file_bytes)).filter(|(twin, _)| same(twin, path));
         let outcome = match twin {
             Some((twin, _)) => {
                 let twin = twin.file_name().unwrap_or_default().to_string_lossy();
@@ -83,14 +89,15 @@ pub(super) fn import<S: Sink>(
     Ok(all)
 }
 
-/// The files of a folder with their lengths, by name. Hidden ones are nobody's traces.
-fn files_of(folder: &Path) -> io::Result<Vec<(PathBuf, u64)>> {
+/// What is in a folder, by name; files with their lengths. Hidden ones are nobody's traces.
+fn files_of(folder: &Path) -> io::Result<Vec<(PathBuf, Option<u64>)>> {
     let mut files = Vec::new();
     for entry in folder.read_dir()? {
         let entry = entry?;
         let metadata = std::fs::metadata(entry.path())?;
-        if metadata.is_file() && !entry.file_name().to_string_lossy().starts_with('.') {
-            files.push((entry.path(), metadata.len()));
+        let is_hidden = entry.file_name().to_string_lossy().starts_with('.');
+        if (metadata.is_file() || metadata.is_dir()) && !is_hidden {
+            files.push((entry.path(), metadata.is_file().then_some(metadata.len())));
         }
     }
     files.sort();

@@ -26,3 +26,7 @@ pub(super) fn other_than_json(text: &[u8]) -> Option<&'static str> {
 /// What an element of an array is that is an array itself: a row of PyTorch's memory timeline.
 pub(super) const MEMORY_TIMELINE: &str = "a memory timeline (`prof.export_memory_timeline(…)`), which has allocations but no kernels and no stacks; export \
      the trace itself with `prof.export_chrome_trace(…)`";
+
+/// What a text is that has rocprofv3's own key.
+pub(super) const ROCPROFV3: &str = "rocprofv3's own JSON (`rocprofiler-sdk-tool`), which is no Chrome trace and cannot be read yet; record with \
+     PyTorch's profiler and `prof.export_chrome_trace(…)`, or with rocprof's `--hip-trace`, whose `results.json` can be";

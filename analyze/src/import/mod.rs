@@ -10,6 +10,7 @@ pub mod nsys;
 mod source;
 mod stacks;
 mod summary;
+mod tool;
 
 use std::path::Path;
 
@@ -20,6 +21,7 @@ pub use broken::{Broken, BrokenParts};
 pub use error::ImportError;
 pub use folder::FileSummary;
 pub use summary::{Reason, StreamDisorder, Summary};
+pub use tool::Tool;
 
 use source::Source;
 

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use super::kineto::{DERIVED, IDS};
-use super::{BrokenParts, FileSummary, nsys};
+use super::{BrokenParts, FileSummary, Tool, nsys};
 use crate::timeline::audit::stream_order::StreamOrder;
 use crate::timeline::names::MOST_FRAMES;
 
@@ -27,6 +27,10 @@ pub struct Summary {
     pub disorder: StreamDisorder,
     /// The files of a folder, in order; empty where it was one file.
     pub files: Vec<FileSummary>,
+    /// The tool that wrote the trace, where it is not PyTorch's profiler.
+    pub tool: Option<Tool>,
+    /// What that tool's trace does not have that PyTorch's have.
+    pub lacks: Vec<&'static str>,
     /// The rank that the trace says it is of.
     pub rank: Option<String>,
     /// Kernels, copies and memsets whose launching call is in the file.
@@ -75,6 +79,8 @@ impl Summary {
         self.disorder.impossible += part.disorder.impossible;
         self.disorder.impossible_ns = self.disorder.impossible_ns.saturating_add(part.disorder.impossible_ns);
         self.files.extend(part.files);
+        self.tool = self.tool.max(part.tool);
+        self.lacks.extend(part.lacks.into_iter().filter(|what| !self.lacks.contains(what)).collect::<Vec<_>>());
         self.rank = self.rank.take().or(part.rank);
         self.matched += part.matched;
         self.unmatched += part.unmatched;

@@ -326,7 +326,7 @@ impl<'a> Arguments<'a> {
 
     fn take_of_call(&mut self, key: &str, value: &'a str) -> bool {
         match key {
-            "correlation" => whole(value, &mut self.correlation),
+            "correlation" | "correlationId" => whole(value, &mut self.correlation),
             "cbid" => whole(value, &mut self.callback_id),
             "grid" => triple(value, &mut self.grid),
             "block" => triple(value, &mut self.block),

@@ -19,8 +19,8 @@ use super::error::Fault;
 use super::json::{Expect, Stop, StopState, Text, broken, syntax_fault};
 use super::read::{ReadPiece, found_in};
 use super::records::Records;
-use crate::import::mixup::other_than_json;
-use crate::import::{Broken, Summary};
+use crate::import::mixup::{ROCPROFV3, other_than_json};
+use crate::import::{Broken, Summary, Tool};
 
 /// The longest event or top-level value, and the most text that is skipped to find the next event. Longer ones would
 /// have to be held in memory whole, and read again with every piece that they go on in.
@@ -227,6 +227,9 @@ impl<'s, S: Sink> Assembler<'s, S> {
                 Err(step) => return Ok(step),
             },
             (Next::Key { .. }, Some(_)) => return broken("not JSON here: expected a key"),
+            (Next::Colon(key), Some(b':')) if key == "rocprofiler-sdk-tool" => {
+                return Err(Fault::NotATrace(ROCPROFV3.to_owned()));
+            }
             (Next::Colon(key), Some(b':')) => (Next::Value(key.clone()), 1),
             (Next::Colon(_), Some(_)) => return broken("not JSON here: expected `:`"),
             (Next::Value(key), Some(b'[')) if key == "traceEvents" => {
@@ -290,6 +293,12 @@ impl<'s, S: Sink> Assembler<'s, S> {
                 Ok(base_ns) => self.records.base_ns = base_ns,
                 Err(_) => return Err("`baseTimeNanoseconds` is not a whole number of nanoseconds"),
             },
+            "viztracer_metadata" => {
+                let metadata: serde_json::Map<String, serde_json::Value> =
+                    serde_json::from_str(json).unwrap_or_default();
+                self.records.base_ns = metadata.get("baseTimeNanoseconds").and_then(|base| base.as_i64()).unwrap_or(0);
+                self.summary.tool = self.summary.tool.max(Some(Tool::VizTracer));
+            }
             "deviceProperties" => self.records.device_properties = Some(json.to_owned()),
             "distributedInfo" => self.records.distributed_info = Some(json.to_owned()),
             _ if key.starts_with("cupti") || key.starts_with("cuda") => self.records.vendor = vendor::NVIDIA,

@@ -30,6 +30,8 @@ pub(super) enum Category {
     Overhead,
     /// The caching allocator handed memory out or took it back. An instant, by its name: 2021's have no category.
     Memory,
+    /// What a thread did, of a tool that gives no categories.
+    Unnamed,
     /// Anything else; kept as a range under its category.
     Other,
 }
@@ -40,6 +42,11 @@ impl Category {
         match name {
             "cpu_op" | "Operator" => Category::Operator,
             "python_function" => Category::Python,
+            // VizTracer's functions; what nsys2json makes of a report.
+            "FEE" => Category::Python,
+            "cuda" => Category::Kernel,
+            "cuda_api" => Category::Runtime,
+            "nvtx" => Category::Annotation,
             "user_annotation" => Category::Annotation,
             "gpu_user_annotation" | "cuda_event" => Category::OnStream,
             "cuda_sync" => Category::Sync,

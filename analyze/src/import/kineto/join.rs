@@ -9,6 +9,7 @@ use ktape_format::Table as _;
 use ktape_format::definition::{Definitions, Frame, Function, KernelName, Shape, Stack};
 
 use super::collect::Found;
+use super::edges::{Begin, Edge};
 use super::records::{Call, DeviceOp, NamedRange, Records, SyncRecord, ThreadSlice, Work};
 
 /// The sink's ids by the ids of a part; element 0 is 0, none.
@@ -93,6 +94,16 @@ impl Records {
             row.frame = ids.frames[row.frame as usize];
             row.args = ids.string(row.args);
             ThreadSlice { row, rank, call_stack: ids.stacks[call_stack as usize] }
+        }));
+        self.edges.extend(part.edges.into_iter().map(|edge| Edge {
+            thread: thread(edge.thread),
+            name: ids.string(edge.name),
+            begins: edge.begins.map(|begin| Begin {
+                frame: ids.frames[begin.frame as usize],
+                args: ids.string(begin.args),
+                ..begin
+            }),
+            ..edge
         }));
         self.ranges.extend(part.ranges.into_iter().map(|range| {
             let NamedRange { mut row, place: at, frame, correlation } = range;

@@ -134,6 +134,9 @@ enum Refused {
 pub(super) fn elements(text: &[u8], mut expect: Expect, lenient: bool, handler: &mut impl Handler) -> Stop {
     let mut at = 0;
     let mut valid = Valid::from(text, at);
+    // How much may be read in vain before a broken place is skipped to where it is broken: what nests without end would
+    // otherwise be read again from each level.
+    let mut patience = 16 * text.len();
     loop {
         at = text.len() - text[at..].trim_ascii_start().len();
         let stop = |state| Stop { at, expect, state };
@@ -178,7 +181,12 @@ pub(super) fn elements(text: &[u8], mut expect: Expect, lenient: bool, handler: 
                 Err(Refused::Fault(fault)) => return stop(StopState::Fault(fault)),
             },
         };
-        let next = if lenient { behind_broken(text, &valid, at, expect) } else { None };
+        patience = patience.saturating_sub(offset - at);
+        let next = match lenient {
+            true if patience == 0 => next_event(text, offset.max(at + 1)).map(|next| (next, Expect::Element)),
+            true => behind_broken(text, &valid, at, expect, &mut patience),
+            false => None,
+        };
         match next {
             Some((next, expected)) => {
                 broken(&text[..next], at, problem, handler);
@@ -195,7 +203,13 @@ pub(super) fn elements(text: &[u8], mut expect: Expect, lenient: bool, handler: 
 
 /// Where to go on behind something broken, if the text is long enough to know: what is JSON and no event ends where
 /// its JSON ends; anything else ends where the next event seems to begin.
-fn behind_broken(text: &[u8], valid: &Valid<'_>, at: usize, expect: Expect) -> Option<(usize, Expect)> {
+fn behind_broken(
+    text: &[u8],
+    valid: &Valid<'_>,
+    at: usize,
+    expect: Expect,
+    patience: &mut usize,
+) -> Option<(usize, Expect)> {
     if expect != Expect::Comma {
         let rest = valid.after(at);
         let mut values = serde_json::Deserializer::from_str(rest).into_iter::<IgnoredAny>();
@@ -209,7 +223,11 @@ fn behind_broken(text: &[u8], valid: &Valid<'_>, at: usize, expect: Expect) -> O
                 }
             }
             Some(Err(error)) if error.is_eof() && valid.bad.is_none() => return None,
-            Some(Err(_)) | None => {}
+            Some(Err(error)) => {
+                let read = syntax_fault(rest.as_bytes(), &error).map_or(rest.len(), |(offset, _)| offset);
+                *patience = patience.saturating_sub(read);
+            }
+            None => {}
         }
     }
     next_event(text, at + 1).map(|next| (next, Expect::Element))

@@ -1,4 +1,5 @@
-//! PyTorch profiler traces: the Chrome JSON that Kineto writes, in the shapes it had from 2021 to 2026.
+//! PyTorch profiler traces: the Chrome JSON that Kineto writes, in the shapes it had from 2021 to 2026; and that of other
+//! tools (`dialect`), as far as it has device work or what threads did.
 //!
 //! `docs/import.md` says what becomes of each thing in the file. The way through this module is: `pieces` (the text, cut
 //! where events begin), `read` (each piece on a thread of its own), `json` (a walk over a piece, event by event),
@@ -10,6 +11,8 @@ mod assemble;
 mod category;
 mod collect;
 mod devices;
+mod dialect;
+mod edges;
 mod error;
 mod join;
 mod json;
@@ -110,6 +113,8 @@ mod tests {
     use proptest::prelude::*;
 
     const MODERN: &[u8] = include_bytes!("../../../../fixtures/kineto/modern.json");
+    const JAX: &[u8] = include_bytes!("../../../../fixtures/kineto/others/jax.json");
+    const BEGIN_END: &[u8] = include_bytes!("../../../../fixtures/kineto/others/begin_end.json");
 
     /// All that an import gives, as text.
     fn outcome(text: &[u8], piece_bytes: usize, lenient: bool) -> String {
@@ -124,11 +129,24 @@ mod tests {
 
     #[test]
     fn pieces_of_any_length_make_the_same() {
-        let whole = outcome(MODERN, PIECE_BYTES, false);
-        assert!(whole.contains("definitions") || whole.contains("strings"), "{whole}");
-        for piece_bytes in 1..MODERN.len() {
-            let parts = outcome(MODERN, piece_bytes, false);
-            assert!(parts == whole, "pieces of {piece_bytes} bytes: {}", &parts[..parts.len().min(300)]);
+        for text in [MODERN, JAX, BEGIN_END] {
+            let whole = outcome(text, PIECE_BYTES, false);
+            assert!(whole.contains("definitions") || whole.contains("strings"), "{whole}");
+            for piece_bytes in 1..text.len() {
+                let parts = outcome(text, piece_bytes, false);
+                assert!(parts == whole, "pieces of {piece_bytes} bytes: {}", &parts[..parts.len().min(300)]);
+            }
+        }
+    }
+
+    /// Texts in which each place that could be an event's beginning has all of the rest behind it, which is broken.
+    #[test]
+    fn what_nests_without_end_is_not_read_from_each_level() {
+        for level in [r#"{"ph":[1, "#, r#"{"args":[{}, "#, r#"{"name": 1, "args":[{}, "#] {
+            let text = [r#"{"traceEvents": ["#, &level.repeat(40_000), "!]}"].concat();
+            let began = std::time::Instant::now();
+            outcome(text.as_bytes(), PIECE_BYTES, true);
+            assert!(began.elapsed().as_secs() < 20, "{level}: {:?}", began.elapsed());
         }
     }
 

@@ -19,10 +19,11 @@ pub(super) struct PythonName<'a> {
     pub(super) addresses: u64,
 }
 
-/// Takes `torch/nn/modules/linear.py(114): forward` apart; anything else (`nn.Module: Linear_3`,
+/// Takes `torch/nn/modules/linear.py(114): forward` apart, VizTracer's `forward (linear.py:114)` and XLA's
+/// `$linear.py:114 forward`; anything else (`nn.Module: Linear_3`,
 /// `<built-in method to of Tensor object at 0x7ce2…>`) is a name without a file.
 pub(super) fn python_name(text: &str) -> PythonName<'_> {
-    if let Some((file, line, name)) = file_line_function(text) {
+    if let Some((file, line, name)) = file_line_function(text).or_else(|| function_file_line(text)) {
         return PythonName { name: Cow::Borrowed(name), file, line, addresses: 0 };
     }
     let (name, addresses) = without_addresses(text);
@@ -41,6 +42,19 @@ fn file_line_function(text: &str) -> Option<(&str, u32, &str)> {
         from = close + 3;
     }
     None
+}
+
+fn function_file_line(text: &str) -> Option<(&str, u32, &str)> {
+    let (place, name) = match text.strip_prefix('$') {
+        Some(rest) => rest.split_once(' ')?,
+        None => {
+            let (name, place) = text.strip_suffix(')')?.rsplit_once(" (")?;
+            (place, name)
+        }
+    };
+    let (file, line) = place.rsplit_once(':')?;
+    let line = line.parse().ok().filter(|_| !file.is_empty())?;
+    Some((file, line, name))
 }
 
 /// The direction of a copy by its short name (`HtoD`), as in names and in ROCm's `kind`.
@@ -87,6 +101,9 @@ mod tests {
         );
         assert_eq!(parts("<string>(2): __init__"), ("__init__".into(), "<string>", 2, 0));
         assert_eq!(parts("C:\\a (x): b\\f.py(7): g"), ("g".into(), "C:\\a (x): b\\f.py", 7, 0));
+        assert_eq!(parts("f (a b/c.py:6)"), ("f".into(), "a b/c.py", 6, 0));
+        assert_eq!(parts("$api.py:120 jit"), ("jit".into(), "api.py", 120, 0));
+        assert_eq!(parts("f (x)"), ("f (x)".into(), "", 0, 0));
         assert_eq!(parts("nn.Module: Linear_3"), ("nn.Module: Linear_3".into(), "", 0, 0));
         assert_eq!(parts("<built-in function isinstance>"), ("<built-in function isinstance>".into(), "", 0, 0));
     }

@@ -52,9 +52,7 @@ pub(super) fn pieces<'t>(
         for piece in in_order {
             // Without an answer the reader panicked, which the scope tells.
             let Ok(read) = piece.recv() else { break };
-            if let Err(fault) = take(read) {
-                return Err(fault);
-            }
+            take(read)?;
         }
         Ok(cutting.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
     })

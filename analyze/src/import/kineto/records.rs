@@ -12,6 +12,7 @@ use ktape_format::event::{Counter, Mark, Range, Slice, timing};
 use rayon::slice::ParallelSliceMut as _;
 use rustc_hash::FxHashMap;
 
+use super::edges::Edge;
 use super::error::Fault;
 use crate::import::calls::CallName;
 use crate::import::stacks::Rank;
@@ -253,6 +254,8 @@ pub(super) struct Records {
     pub(super) calls: Vec<Call>,
     pub(super) device_ops: Vec<DeviceOp>,
     pub(super) slices: Vec<ThreadSlice>,
+    /// Beginnings and ends of further slices.
+    pub(super) edges: Vec<Edge>,
     pub(super) ranges: Vec<NamedRange>,
     pub(super) memory: Vec<MemoryInstant>,
     pub(super) marks: Vec<Mark>,

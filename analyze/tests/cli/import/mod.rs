@@ -1,8 +1,10 @@
-//! The import of other tools' traces: real ones held against independent counts, made-up ones rule by rule, and
-//! what is refused.
+//! The import of other tools' traces: real ones held against independent counts, made-up ones rule by rule,
+//! broken ones, folders of ranks, and what is refused.
 
 mod broken;
+mod folder;
 mod nsys;
+mod others;
 pub(crate) mod real;
 mod refusals;
 mod rules;

@@ -11,7 +11,7 @@ use ktape_format::table::DefinitionKind;
 
 use super::{fixture, import};
 
-fn made_up(name: &str) -> (Timeline, Summary) {
+pub(super) fn made_up(name: &str) -> (Timeline, Summary) {
     let (memory, summary) = import(&fixture(name)).unwrap();
     let kept: u64 = summary.kept.values().sum();
     assert_eq!(summary.entries(), kept + summary.not_kept.values().sum::<u64>());
@@ -19,7 +19,7 @@ fn made_up(name: &str) -> (Timeline, Summary) {
 }
 
 /// The names of a stack's frames, outermost first.
-fn stack(timeline: &Timeline, stack: u32) -> Vec<String> {
+pub(super) fn stack(timeline: &Timeline, stack: u32) -> Vec<String> {
     let definitions = &timeline.definitions;
     let frame = |node: ktape_format::definition::Stack| definitions.get::<Frame>(node.frame).unwrap();
     let mut names: Vec<String> =
@@ -214,6 +214,64 @@ fn what_was_put_right_is_counted() {
     assert_eq!((events.kernel.start_ns[0], events.kernel.duration_ns[0]), (first_ns, 0));
     assert_eq!(events.kernel.timing[0], timing::ABSENT);
     assert_eq!(timeline.span_ns().unwrap().0, first_ns, "nothing in 1970");
-    assert_eq!(summary.repaired.values().sum::<u64>(), 5, "{:?}", summary.repaired);
-    assert_eq!(summary.not_kept.values().sum::<u64>(), 2, "{:?}", summary.not_kept);
+    assert_eq!(summary.repaired.values().sum::<u64>(), 6, "{:?}", summary.repaired);
+    assert_eq!(summary.not_kept.values().sum::<u64>(), 1, "{:?}", summary.not_kept);
+}
+
+#[test]
+fn odd_values_stay_what_they_are() {
+    let (timeline, summary) = made_up("odd_values.json");
+    let (events, definitions) = (&timeline.events, &timeline.definitions);
+    // In order of time, whatever the file's; fractions exact; what cannot be true is not touched.
+    let kernels: Vec<_> = events
+        .kernel
+        .rows()
+        .map(|row| (definitions.kernel_name(row.shape), row.start_ns - BASE_NS, row.duration_ns))
+        .collect();
+    assert_eq!(
+        kernels,
+        [("first, past the second's end", 10_750, 900_000_000_000_125), ("second", 20_001, 10_500)],
+        "they overlap on one stream, and both stay"
+    );
+    assert_eq!(events.kernel.stream[0], events.kernel.stream[1]);
+    // 0 is no correlation: neither the call nor the kernel with it has a partner.
+    assert!(timeline.device_ops().iter().all(|op| timeline.submitter(op).is_none()));
+    assert_eq!((summary.matched, summary.unmatched), (0, 2));
+    assert_eq!((events.launch.shape.as_slice(), events.api.len()), (&[0][..], 1));
+    // Slices that cross stay both; numbers in quotes are numbers.
+    let slices: Vec<_> = events
+        .slice
+        .rows()
+        .map(|row| {
+            let name = definitions.string(definitions.get::<Frame>(row.frame).unwrap().name);
+            (name, row.start_ns - BASE_NS, row.duration_ns, row.thread)
+        })
+        .collect();
+    let thread = events.launch.thread[0];
+    assert_eq!(
+        slices,
+        [
+            ("before the base", -3_002, 1_000, thread),
+            ("crossing", 4_000, 8_000, thread),
+            ("crossed", 6_000, 8_000, thread),
+            ("backwards", 7_000, 0, thread)
+        ]
+    );
+    assert_eq!(summary.repaired["negative `dur`, taken as 0"], 1);
+    let range = events.range.row(0);
+    assert_eq!((definitions.string(range.category), definitions.string(range.args)), ("quantum_op", r#"{"qubits":3}"#));
+    assert_eq!(definitions.property(subject::TAPE, 0, "displayTimeUnit"), Some("ms"));
+}
+
+/// Where the base of the times stands in the file changes nothing.
+#[test]
+fn the_base_before_and_behind_the_events() {
+    let text = std::fs::read_to_string(fixture("odd_values.json")).unwrap();
+    let base = r#""baseTimeNanoseconds": 1767189312000000000"#;
+    let behind = text.replace(&format!("{base}, "), "").replace("\n]}", &format!("\n], {base}}}"));
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("odd_values.json");
+    std::fs::write(&path, behind).unwrap();
+    let (before, behind) = (import(&fixture("odd_values.json")).unwrap().0, import(&path).unwrap().0);
+    assert_eq!(format!("{:?}", before.events), format!("{:?}", behind.events));
 }

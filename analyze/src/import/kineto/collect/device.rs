@@ -5,6 +5,7 @@ use ktape_format::event::{copy_kind, timing};
 
 use super::super::arguments::Arguments;
 use super::super::category::Category;
+use super::super::dialect::number_behind;
 use super::super::json::RawEvent;
 use super::super::names;
 use super::super::records::{DeviceOp, Place, Work};
@@ -12,8 +13,8 @@ use super::{Collector, Complete, Id};
 
 impl Collector {
     pub(super) fn device_op(&mut self, complete: Complete<'_, '_>) {
-        let Complete { event, category, start_ns, duration_ns, arguments } = complete;
-        let place = self.place(event, &arguments);
+        let Complete { event, category, start_ns, duration_ns, arguments, .. } = complete;
+        let place = self.place(event, arguments);
         // Device work has a context and a stream; ROCm's records do not name the context.
         let place = Place { context: place.context.or(Some(0)), stream: place.stream.or(Some(0)), ..place };
         let device = place.device;
@@ -36,7 +37,7 @@ impl Collector {
                 Work::Memset { bytes, target_memory: names::memset_name(&event.name), name }
             }
             _ => {
-                let shape = self.shape(&event.name, &arguments);
+                let shape = self.shape(&event.name, arguments);
                 Work::Kernel(self.records.shapes.number(shape))
             }
         };
@@ -67,14 +68,18 @@ impl Collector {
 
     /// Where on a device an event is: by its arguments, else by its row, which is device (pid) and stream (tid).
     pub(super) fn place(&mut self, event: &RawEvent<'_>, arguments: &Arguments<'_>) -> Place {
-        let device = arguments.device.or_else(|| Id::of(event.pid).number());
+        let device = arguments.device.or_else(|| match Id::of(event.pid) {
+            Id::Number(number) => Some(number),
+            Id::Text(text) => number_behind("Device ", &text),
+            Id::None => None,
+        });
         let device = device.and_then(|device| u32::try_from(device).ok()).unwrap_or_else(|| {
             self.summary.repair("device not named, taken as 0");
             0
         });
         let stream = arguments.stream.or_else(|| match Id::of(event.tid) {
             Id::Number(number) => Some(number),
-            Id::Text(text) => text.strip_prefix("stream ").and_then(|number| number.trim().parse().ok()),
+            Id::Text(text) => number_behind("stream ", &text).or_else(|| number_behind("Stream ", &text)),
             Id::None => None,
         });
         // CUPTI's "no stream" is −1, which some versions print as unsigned.

@@ -13,12 +13,12 @@ use crate::import::stacks::Rank;
 
 impl Collector {
     pub(super) fn call(&mut self, complete: Complete<'_, '_>) {
-        let Complete { event, category, start_ns, duration_ns, arguments } = complete;
-        let thread = self.thread(event, category);
+        let Complete { event, category, start_ns, duration_ns, arguments, thread } = complete;
+        let thread = self.thread_of(event, category, thread);
         // HIP says with the call what it launches, and how much dynamic shared memory it asks for.
         let shape = match &arguments.kernel {
             Some(kernel) => {
-                let shape = self.shape(kernel, &arguments);
+                let shape = self.shape(kernel, arguments);
                 let dynamic_shared_bytes = shape.shared_bytes;
                 Some(self.records.shapes.number(Shape { shared_bytes: 0, dynamic_shared_bytes, ..shape }))
             }
@@ -37,8 +37,8 @@ impl Collector {
     }
 
     pub(super) fn slice(&mut self, complete: Complete<'_, '_>) {
-        let Complete { event, category, start_ns, duration_ns, arguments } = complete;
-        let thread = self.thread(event, category);
+        let Complete { event, category, start_ns, duration_ns, arguments, thread } = complete;
+        let thread = self.thread_of(event, category, thread);
         let (frame, rank) = match category {
             Category::Python => (self.python_frame(&event.name), Some(Rank::Python)),
             Category::Overhead => (self.named_frame(frame_kind::OVERHEAD, &event.name), None),
@@ -55,17 +55,17 @@ impl Collector {
     }
 
     pub(super) fn range(&mut self, complete: Complete<'_, '_>) {
-        let Complete { event, category, start_ns, duration_ns, arguments } = complete;
+        let Complete { event, category, start_ns, duration_ns, arguments, thread } = complete;
         let mut row = Range { start_ns, duration_ns, ..Range::default() };
         let mut place = None;
         let mut frame = 0;
         match category {
             Category::OnStream => {
-                let at = self.place(event, &arguments);
+                let at = self.place(event, arguments);
                 place = Some(self.records.places.number(at));
             }
             Category::Sync => {
-                let at = self.place(event, &arguments);
+                let at = self.place(event, arguments);
                 let at = self.records.places.number(at);
                 place = Some(at);
                 let kind = sync_kind_of(arguments.sync_kind.as_deref().unwrap_or(&event.name));
@@ -73,10 +73,10 @@ impl Collector {
                 self.records.syncs.insert(arguments.correlation, record);
             }
             Category::Annotation => {
-                row.thread = self.thread(event, category);
+                row.thread = self.thread_of(event, category, thread);
                 frame = self.named_frame(frame_kind::RANGE, &event.name);
             }
-            _ => row.thread = self.thread(event, category),
+            _ => row.thread = self.thread_of(event, category, thread),
         }
         row.name = self.string(&event.name);
         row.category = self.string(&event.category);
@@ -84,12 +84,12 @@ impl Collector {
         self.records.ranges.push(NamedRange { row, place, frame, correlation: arguments.correlation });
     }
 
-    fn named_frame(&mut self, kind: u8, name: &str) -> u32 {
+    pub(super) fn named_frame(&mut self, kind: u8, name: &str) -> u32 {
         let name = self.string(name);
         self.define(Frame { kind, name, file: 0, line: 0 })
     }
 
-    fn python_frame(&mut self, text: &str) -> u32 {
+    pub(super) fn python_frame(&mut self, text: &str) -> u32 {
         let python = python_name(text);
         if python.addresses > 0 {
             Summary::count(&mut self.summary.not_kept_parts, "address", "in a name", python.addresses);

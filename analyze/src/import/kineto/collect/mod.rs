@@ -1,9 +1,11 @@
 //! Each event of the file becomes a record: classified, its times exact, its text interned, its loss counted.
 //!
-//! This file has the border to the walk, and what all events share; `host`, `device` and `entries` know their kinds.
+//! This file has the border to the walk, and what all events share; `host`, `device` and `entries` know their
+//! kinds, `foreign` those of other tools.
 
 mod device;
 mod entries;
+mod foreign;
 mod host;
 
 use std::borrow::Cow;
@@ -15,10 +17,11 @@ use serde_json::value::RawValue;
 
 use super::arguments::{Arguments, Reader, text};
 use super::category::Category;
+use super::dialect;
 use super::json::{Args, BadValue, Handler, RawEvent};
-use super::records::Records;
+use super::records::{Records, ThreadKey};
 use super::time::{Time, parse_microseconds};
-use crate::import::{Broken, Summary};
+use crate::import::{Broken, Summary, Tool};
 
 /// What was found in a part of the text. Ids and numbers are its own.
 pub(super) struct Found {
@@ -57,6 +60,8 @@ struct Complete<'e, 't> {
     start_ns: i64,
     duration_ns: u64,
     arguments: &'e Arguments<'t>,
+    /// Process and thread, where the event's row is something else.
+    thread: Option<ThreadKey>,
 }
 
 /// `pid` or `tid`.
@@ -96,7 +101,7 @@ impl Handler for Collector {
 
     fn event<'a>(&mut self, event: &RawEvent<'a>, arguments: &Arguments<'a>) -> Result<(), BadValue<'a>> {
         // Times first: an event with a bad one leaves no trace.
-        let timed = matches!(&*event.phase, "X" | "i" | "I" | "C");
+        let timed = matches!(&*event.phase, "X" | "B" | "E" | "i" | "I" | "C");
         let start_ns = event.ts.filter(|_| timed).map(|ts| self.time(ts, "ts")).transpose()?;
         let duration_ns = event.dur.filter(|_| event.phase == "X").map(|dur| self.time(dur, "dur")).transpose()?;
         self.count_read(event);
@@ -105,9 +110,10 @@ impl Handler for Collector {
         }
         match (&*event.phase, start_ns) {
             ("X", Some(start_ns)) => self.complete(event, arguments, start_ns, duration_ns),
+            ("B" | "E", Some(start_ns)) => self.edge(event, start_ns),
             ("i" | "I", Some(start_ns)) => self.instant(event, start_ns),
             ("C", Some(start_ns)) => self.counter(event, start_ns),
-            ("X" | "i" | "I" | "C", None) => {
+            ("X" | "B" | "E" | "i" | "I" | "C", None) => {
                 Summary::count(&mut self.summary.not_kept, "event without `ts`, category", &event.category, 1);
             }
             ("M", _) => self.metadata(event),
@@ -169,8 +175,35 @@ impl Collector {
     }
 
     fn complete(&mut self, event: &RawEvent<'_>, read: &Arguments<'_>, start_ns: i64, duration_ns: Option<i64>) {
+        if event.category.is_empty() {
+            self.foreign(event, start_ns, duration_ns);
+            return;
+        }
         let category = Category::of(&event.category);
-        let duration_ns = match duration_ns.map(u64::try_from) {
+        self.see_tool(Tool::of_category(&event.category));
+        let duration_ns = self.duration(duration_ns);
+        let arguments = match &event.args {
+            Args::Read(read_as) if *read_as == category => read,
+            args => &self.reader.read(category, args.raw()),
+        };
+        let event = Complete { event, category, start_ns, duration_ns, arguments, thread: None };
+        match category {
+            Category::Kernel | Category::Memcpy | Category::Memset => self.device_op(event),
+            Category::Runtime | Category::Driver => self.call(event),
+            Category::Operator | Category::Python | Category::Overhead | Category::Unnamed => self.slice(event),
+            Category::Annotation | Category::OnStream | Category::Sync | Category::Memory | Category::Other => {
+                self.range(event)
+            }
+        }
+    }
+
+    /// Remembers whose trace it is.
+    fn see_tool(&mut self, tool: Option<Tool>) {
+        self.summary.tool = self.summary.tool.max(tool);
+    }
+
+    fn duration(&mut self, duration_ns: Option<i64>) -> u64 {
+        match duration_ns.map(u64::try_from) {
             Some(Ok(duration_ns)) => duration_ns,
             Some(Err(_)) => {
                 self.summary.repair("negative `dur`, taken as 0");
@@ -180,24 +213,13 @@ impl Collector {
                 self.summary.repair("complete event without `dur`, taken as 0");
                 0
             }
-        };
-        let arguments = match &event.args {
-            Args::Read(read_as) if *read_as == category => read,
-            args => &self.reader.read(category, args.raw()),
-        };
-        let event = Complete { event, category, start_ns, duration_ns, arguments };
-        match category {
-            Category::Kernel | Category::Memcpy | Category::Memset => self.device_op(event),
-            Category::Runtime | Category::Driver => self.call(event),
-            Category::Operator | Category::Python | Category::Overhead => self.slice(event),
-            Category::Annotation | Category::OnStream | Category::Sync | Category::Memory | Category::Other => {
-                self.range(event)
-            }
         }
     }
 
     fn time<'a>(&mut self, value: &'a RawValue, key: &str) -> Result<i64, BadValue<'a>> {
-        match parse_microseconds(value.get()) {
+        // rocprof writes numbers in quotes.
+        let quoted = value.get().strip_prefix('"').and_then(|rest| rest.strip_suffix('"'));
+        match parse_microseconds(quoted.unwrap_or(value.get())) {
             Some(Time { ns, cut }) => {
                 if cut {
                     self.summary.repair("time finer than a nanosecond, cut");
@@ -216,10 +238,12 @@ impl Collector {
     /// The number of an event's thread; 0, with pid and tid kept as arguments, where they are no numbers.
     fn thread(&mut self, event: &RawEvent<'_>, category: Category) -> u32 {
         if let (Some(pid), Some(tid)) = (Id::of(event.pid).number(), Id::of(event.tid).number()) {
-            if category.is_of_a_real_process() {
-                self.records.processes.number(pid);
-            }
-            return self.records.threads.number((pid, tid));
+            return self.thread_with((pid, tid), category);
+        }
+        if let Id::Text(tid) = Id::of(event.tid)
+            && let Some(thread) = dialect::thread_of(&tid)
+        {
+            return self.thread_with(thread, category);
         }
         for (key, value) in [("pid", event.pid), ("tid", event.tid)] {
             if let Some(value) = value.filter(|value| value.get() != "\"\"") {
@@ -227,6 +251,21 @@ impl Collector {
             }
         }
         0
+    }
+
+    /// The number of the thread that an event says it is of, else that of its row.
+    fn thread_of(&mut self, event: &RawEvent<'_>, category: Category, said: Option<ThreadKey>) -> u32 {
+        match said {
+            Some(thread) => self.thread_with(thread, category),
+            None => self.thread(event, category),
+        }
+    }
+
+    fn thread_with(&mut self, (pid, tid): (i64, i64), category: Category) -> u32 {
+        if category.is_of_a_real_process() {
+            self.records.processes.number(pid);
+        }
+        self.records.threads.number((pid, tid))
     }
 
     /// The id of the arguments that are kept of the event read last.

@@ -9,11 +9,13 @@ use ktape_format::event::{Event, Kernel, Memcpy, Memset, timing};
 use rustc_hash::FxHashMap;
 
 use super::devices::Places;
+use super::dialect;
+use super::edges;
 use super::error::Fault;
 use super::records::{CallsByCorrelation, DeviceOp, Records, Work, is_without_shared_memory_of};
-use crate::import::Summary;
 use crate::import::calls::Keep;
 use crate::import::stacks::{self, Query, Rank, Span};
+use crate::import::{Summary, Tool};
 use crate::timeline::audit::stream_order::StreamOrder;
 
 /// Writes the records of one file.
@@ -66,6 +68,10 @@ impl<'s, S: Sink> Writer<'s, S> {
         mut records: Records,
         mut summary: Summary,
     ) -> Result<Summary, Fault> {
+        if dialect::name_rows(&mut records) {
+            summary.tool = summary.tool.max(Some(Tool::TensorFlow));
+        }
+        edges::pair(&mut records, &mut summary);
         let base_ns = records.checked_base_ns()?;
         let (on_host, on_device) = records.set_missing_times();
         summary.repair_all("event without a time (`ts` 0), set to the file's first", on_host);
@@ -87,6 +93,9 @@ impl<'s, S: Sink> Writer<'s, S> {
         writer.clock(&records)?;
         writer.losses(&records)?;
         let Writer { mut summary, kept, .. } = writer;
+        if summary.tool.is_some() {
+            summary.lacks = dialect::lacks(&records, summary.matched);
+        }
         for (kind, count) in kept.into_iter().filter(|(_, count)| *count > 0) {
             *summary.kept.entry(kind).or_default() += count;
         }
