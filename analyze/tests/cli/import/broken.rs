@@ -80,7 +80,7 @@ impl Case {
         let error = self.refusal();
         for part in [
             &format!("byte {offset} (line {line}, column {column})"),
-            &format!("good events before: {good_events} "),
+            &format!("good events before: {good_events};"),
             why,
         ] {
             assert!(error.contains(part), "{part:?} is not in {error}");
