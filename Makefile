@@ -3,7 +3,7 @@
 CARGO ?= cargo
 ANALYZE = target/release/analyze
 
-.PHONY: demo test fuzz setup peers
+.PHONY: demo test fuzz fuzz-tape fuzz-import setup peers
 
 demo: ## the main job, from a made-up decode loop: everything lands in out/
 	$(CARGO) build --release --bin analyze --bin make-fixture
@@ -23,13 +23,20 @@ test: setup ## everything that CI runs
 	$(CARGO) fmt --all --check
 	$(CARGO) clippy --workspace --all-targets -- -D warnings
 	KTAPE_REQUIRE_PERFETTO=1 KTAPE_REQUIRE_SECOND_READER=1 $(CARGO) test --workspace
-	$(MAKE) fuzz
+	$(MAKE) fuzz-tape
 
 FUZZ_SECONDS ?= 20
 
-fuzz: ## bytes from a stranger to the reader of tapes, so many seconds for each target; needs a C++ compiler
-	format/fuzz/run.sh block $(FUZZ_SECONDS)
-	format/fuzz/run.sh tape $(FUZZ_SECONDS)
+fuzz: fuzz-tape fuzz-import ## a stranger's bytes to everything that reads, so many seconds for each; needs a C++ compiler
+
+fuzz-tape:
+	fixtures/fuzz.sh format block $(FUZZ_SECONDS)
+	fixtures/fuzz.sh format tape $(FUZZ_SECONDS)
+
+fuzz-import:
+	fixtures/fuzz.sh analyze kineto $(FUZZ_SECONDS) fixtures/kineto
+	python3 fixtures/nsys/seeds.py target/fuzz/seeds/nsys
+	fixtures/fuzz.sh analyze nsys $(FUZZ_SECONDS) target/fuzz/seeds/nsys -max_len=65536
 
 setup: ## for the tests: upstream's trace_processor and UI, and a browser; zstd for the second reader of tapes
 	fixtures/perfetto/setup.sh

@@ -1,5 +1,6 @@
 //! `analyze import`.
 
+use std::collections::BTreeMap;
 use std::ffi::OsStr;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
@@ -11,8 +12,8 @@ use ktape_format::{Options, TapeWriter, Written};
 use super::counts::{write_counts, write_not_kept};
 use super::output::{self, Output};
 use super::{Outcome, progress, write_json};
-use crate::human::{HumanBytes, HumanCount};
-use crate::import::{self, Broken, BrokenParts, FileSummary, ImportError, Progress, Summary};
+use crate::human::{HumanBytes, HumanCount, duration};
+use crate::import::{self, Broken, BrokenParts, FileSummary, ImportError, Progress, Reason, StreamDisorder, Summary};
 use crate::timeline::names::printable;
 
 /// The options of `analyze import`.
@@ -26,12 +27,13 @@ mistakes put right; what could not be saved is listed, a loss on the tape, and t
 
 Examples:
   analyze import trace.json.gz                    writes trace.ktape beside it
-  analyze import rank3.json -o out/rank3.ktape
-  analyze import ranks/                           all ranks of a job; writes ranks.ktape beside the folder
-  analyze import cut.json.gz --lenient            what a killed job had written")]
+  analyze import ranks/ -o job.ktape              every trace in a folder, each a process of its own
+  analyze import --lenient cut.json.gz            what is sound of a broken one; exits with 3
+  analyze import report.sqlite                    what `nsys export --type sqlite report.nsys-rep` wrote")]
 pub struct Args {
     /// The trace: Chrome JSON of the PyTorch profiler (`prof.export_chrome_trace`), 2021 or later, or of JAX, TensorFlow,
-    /// VizTracer, rocprof or nsys2json, gzipped or not; or a folder of them
+    /// VizTracer, rocprof or nsys2json, gzipped or not; or a report of Nsight Systems, 2022 or later (`nsys export --type
+    /// sqlite`); or a folder of such, one of each rank
     #[arg(value_name = "SRC")]
     source: PathBuf,
     /// Where to write the tape [default: SRC with the ending .ktape]
@@ -59,7 +61,7 @@ pub fn run(args: &Args) -> Result<Outcome> {
     let mut tape = TapeWriter::new(file.file().try_clone().with_context(name)?, &options).with_context(name)?;
     let bar = progress::bar("reading");
     let options = import::Options { lenient: args.lenient };
-    let outcome = import::import(&args.source, &mut tape, &options, |Progress { done_bytes, total_bytes }| {
+    let outcome = import::import(&args.source, &mut tape, options, |Progress { done_bytes, total_bytes }| {
         if let Some(total_bytes) = total_bytes {
             bar.set_length(total_bytes);
         }
@@ -94,6 +96,15 @@ fn default_output(source: &Path) -> PathBuf {
     plain
 }
 
+/// How much was not kept for each reason why that is no loss.
+fn by_reason(summary: &Summary) -> BTreeMap<&'static str, u64> {
+    let mut counts = BTreeMap::new();
+    for (description, count) in summary.all_not_kept() {
+        *counts.entry(Reason::of(&description).0.text()).or_default() += count;
+    }
+    counts
+}
+
 fn print_json(summary: &Summary, output: &Path, written: &Written) -> io::Result<()> {
     let json = &serde_json::json!({
         "output": output.display().to_string(),
@@ -103,8 +114,10 @@ fn print_json(summary: &Summary, output: &Path, written: &Written) -> io::Result
         "kept": summary.kept,
         "not_kept": summary.not_kept,
         "not_kept_parts": summary.not_kept_parts,
+        "not_kept_by_reason": by_reason(summary),
         "repaired": summary.repaired,
         "broken": summary.broken,
+        "disorder": summary.disorder,
         "files": summary.files,
         "tool": summary.tool.map(|tool| tool.to_string()),
         "lacks": summary.lacks,
@@ -149,6 +162,18 @@ fn print_summary(source: &Path, output: &Path, summary: &Summary, written: &Writ
         (_, 0) => writeln!(out, "  device work: {all}, each with the call that launched it")?,
         _ => writeln!(out, "  device work: {all}, {unmatched} of it launched before the recording began")?,
     }
+    let StreamDisorder { overlaps, impossible, impossible_ns } = summary.disorder;
+    if impossible > 0 {
+        let (count, ns) = (HumanCount(impossible), duration(impossible_ns as f64));
+        writeln!(
+            out,
+            "  flagged: {count} durations that cannot be, by {ns} in all; `info --kernels` has repaired ones"
+        )?;
+    }
+    if overlaps > 0 {
+        let count = HumanCount(overlaps);
+        writeln!(out, "  flagged: {count} operations began before the one before on their stream had ended")?;
+    }
     write_counts(&mut out, "  ", "kept", summary.kept.iter().map(|(kind, count)| (*kind, *count)))?;
     write_counts(&mut out, "  ", "put right", summary.repaired.iter().map(|(what, count)| (*what, *count)))?;
     write_not_kept(&mut out, "  ", &summary.all_not_kept())
@@ -160,8 +185,12 @@ fn print_broken(out: &mut impl Write, broken: &BrokenParts) -> io::Result<()> {
         writeln!(out, "  not whole: {}; what came after is not known", printable(why))?;
     }
     if broken.left_out > 0 {
-        let (places, bytes) = (HumanCount(broken.left_out), HumanBytes(broken.left_out_bytes));
-        writeln!(out, "  broken: {places} places, {bytes}, left out")?;
+        let places = HumanCount(broken.left_out);
+        match broken.left_out_bytes {
+            // Rows of a database have no length.
+            0 => writeln!(out, "  broken: {places} rows, left out")?,
+            bytes => writeln!(out, "  broken: {places} places, {}, left out", HumanBytes(bytes))?,
+        }
     }
     if broken.mended > 0 {
         writeln!(out, "  broken: {} events, put right", HumanCount(broken.mended))?;
@@ -187,6 +216,7 @@ mod tests {
             ("a/trace.json.gz", "a/trace.ktape"),
             ("trace.json", "trace.ktape"),
             ("run.pt.trace.json", "run.pt.trace.ktape"),
+            ("report.sqlite", "report.ktape"),
             ("odd", "odd.ktape"),
             ("report1.sqlite", "report1.ktape"),
             ("ranks/", "ranks.ktape"),

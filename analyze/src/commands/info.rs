@@ -27,7 +27,7 @@ Examples:
 
 Busy is the time in which at least one kernel, copy or memset ran: what overlaps counts once.")]
 pub struct Args {
-    /// A tape, or a PyTorch profiler trace
+    /// A tape, a PyTorch profiler trace, or a report that Nsight Systems exported to SQLite
     #[arg(value_name = "TRACE")]
     trace: PathBuf,
     /// List every kernel with its calls and its total time, longest first

@@ -72,7 +72,7 @@ pub fn load(path: &Path, selection: &Selection) -> Result<Loaded> {
 pub fn open_tape(path: &Path) -> Result<Tape> {
     let name = || path.display().to_string();
     if !is_tape(path)? && std::fs::metadata(path).with_context(name)?.len() > 0 {
-        bail!("{}: is not a tape; `analyze import` makes one of a PyTorch trace", path.display());
+        bail!("{}: is not a tape; `analyze import` makes one of a PyTorch or Nsight Systems trace", path.display());
     }
     Tape::open(path).with_context(name)
 }
@@ -96,7 +96,7 @@ fn is_tape(path: &Path) -> Result<bool> {
 fn load_foreign(path: &Path, selection: &Selection) -> Result<Loaded> {
     let file_bytes = bytes_of(path).with_context(|| path.display().to_string())?;
     let mut memory = Memory::default();
-    import::import(path, &mut memory, &import::Options::default(), |_| {})?;
+    import::import(path, &mut memory, import::Options::default(), |_| {})?;
     let Memory { definitions, mut events, .. } = memory;
     let calls = match selection.leaves_out_callers() {
         true => Events {

@@ -49,7 +49,7 @@ Exit codes: 0 done, 1 the input is bad or something failed, 2 the command line i
 
 #[derive(Subcommand)]
 enum Command {
-    /// Turns a PyTorch profiler trace into a tape
+    /// Turns a trace of PyTorch's profiler or Nsight Systems into a tape
     Import(import::Args),
     /// Says what is on a tape
     Info(info::Args),

@@ -29,7 +29,7 @@ it may read from); nothing is uploaded. On a remote machine, forward the port fi
 
   ssh -L 9001:127.0.0.1:9001 HOST analyze open --no-browser run.ktape")]
 pub struct Args {
-    /// A Perfetto trace (.pftrace, .pftrace.gz), or a tape or PyTorch profiler trace, which is turned into one first
+    /// A Perfetto trace (.pftrace, .pftrace.gz), or a tape or another tool's trace, which is turned into one first
     #[arg(value_name = "TRACE")]
     input: PathBuf,
     /// Only print the link

@@ -19,7 +19,7 @@ use crate::timeline::Selection;
 Open the result at https://ui.perfetto.dev, or let `analyze open` do that. The trace never leaves your machine.
 See docs/perfetto.md for what is where in it.")]
 pub struct Args {
-    /// A tape, or a PyTorch profiler trace
+    /// A tape, a PyTorch profiler trace, or a report that Nsight Systems exported to SQLite
     #[arg(value_name = "TRACE")]
     input: PathBuf,
     /// Where to write the Perfetto trace; `-` is standard output

@@ -16,7 +16,7 @@ pub enum ImportError {
         source: io::Error,
     },
     /// The compressed stream is damaged or ends early.
-    #[error("{}: gzip is damaged or cut off after {unpacked_bytes} unpacked bytes; fetch or record the trace again, or keep the {good_events} events before with --lenient", path.display())]
+    #[error("{}: gzip is damaged or cut off after {unpacked_bytes} unpacked bytes; fetch or record the trace again, or keep the {good_events} events before it with `analyze import --lenient`", path.display())]
     Gzip {
         /// The file.
         path: PathBuf,
@@ -28,7 +28,7 @@ pub enum ImportError {
         #[source]
         source: io::Error,
     },
-    /// The file is something else than a trace.
+    /// The file is something else than a trace that can be read.
     #[error("{}: {found}", path.display())]
     NotATrace {
         /// The file.
@@ -37,7 +37,7 @@ pub enum ImportError {
         found: String,
     },
     /// The text is broken, or a value in it is not what belongs there.
-    #[error("{}: byte {offset} (line {line}, column {column}){}: {problem}; good events before: {good_events} (--lenient keeps what is sound)", path.display(), if *unpacked { " of the unpacked file" } else { "" })]
+    #[error("{}: byte {offset} (line {line}, column {column}){}: {problem}; good events before: {good_events}; `analyze import --lenient` keeps what is sound", path.display(), if *unpacked { " of the unpacked file" } else { "" })]
     Malformed {
         /// The file.
         path: PathBuf,
@@ -51,6 +51,27 @@ pub enum ImportError {
         unpacked: bool,
         /// How many events were read before.
         good_events: u64,
+        /// What is wrong and what was expected.
+        problem: String,
+    },
+    /// SQLite cannot read a database, or a table of it.
+    #[error("{}: {}; export the report again", path.display(), if table.is_empty() { "the database is damaged".to_owned() } else { format!("table {table} is damaged") })]
+    Database {
+        /// The file.
+        path: PathBuf,
+        /// The table; empty for the database as a whole.
+        table: String,
+        /// Why.
+        #[source]
+        source: rusqlite::Error,
+    },
+    /// A row of a database has a value that its column cannot have.
+    #[error("{}: {place}: {problem}; `analyze import --lenient` leaves such rows out", path.display())]
+    Row {
+        /// The file.
+        path: PathBuf,
+        /// The table, row and column.
+        place: String,
         /// What is wrong and what was expected.
         problem: String,
     },

@@ -30,7 +30,7 @@ pub struct FileSummary {
 pub(super) fn import<S: Sink>(
     folder: &Path,
     sink: &mut S,
-    options: &Options,
+    options: Options,
     progress: &mut impl FnMut(Progress),
 ) -> Result<Summary, ImportError> {
     let failed = |source| ImportError::Read { path: folder.to_owned(), source };
@@ -79,7 +79,11 @@ pub(super) fn import<S: Sink>(
         before_bytes += file_bytes;
     }
     if all.files.iter().all(|file| file.left_out.is_some()) {
-        let found = "is a folder without a trace in it".to_owned();
+        let first = all.files.iter().find_map(|file| Some((&file.name, file.left_out.as_ref()?)));
+        let found = match first {
+            Some((name, why)) => format!("is a folder without a trace in it; its first file, {name}: {why}"),
+            None => "is a folder without a file in it".to_owned(),
+        };
         return Err(ImportError::NotATrace { path: folder.to_owned(), found });
     }
     Ok(all)

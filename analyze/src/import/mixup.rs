@@ -7,7 +7,8 @@ pub(super) fn other_than_json(text: &[u8]) -> Option<&'static str> {
         Some(b'{' | b'[') => return None,
         _ if text.starts_with(&ktape_format::header::MAGIC) => "a tape already; `analyze info` says what is on it",
         _ if text.starts_with(b"SQLite format 3\0") => {
-            "an SQLite database inside of a gzip file or pipe, which cannot be opened there; unpack it into a file"
+            "an SQLite database, as Nsight Systems exports it, but packed or through a pipe; unpack it into a file and \
+             name that"
         }
         // PROTO and the protocol's number, 2 or later.
         _ if matches!(text, [0x80, 2..=5, ..]) => {

@@ -5,7 +5,9 @@ mod error;
 mod folder;
 pub mod kineto;
 mod mixup;
+pub mod nsys;
 mod source;
+mod stacks;
 mod summary;
 mod tool;
 
@@ -17,15 +19,16 @@ use ktape_format::definition::{property, subject};
 pub use broken::{Broken, BrokenParts};
 pub use error::ImportError;
 pub use folder::FileSummary;
-pub use summary::{Reason, Summary};
+pub use summary::{Reason, StreamDisorder, Summary};
 pub use tool::Tool;
 
+use kineto::CallName;
 use source::Source;
 
 /// How to import.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Options {
-    /// Keep what is sound of a broken file, instead of refusing all of it.
+    /// Keep what is sound of a broken file, and count the rest, instead of refusing all of it.
     pub lenient: bool,
 }
 
@@ -42,7 +45,7 @@ pub struct Progress {
 pub fn import<S: Sink>(
     path: &Path,
     sink: &mut S,
-    options: &Options,
+    options: Options,
     mut progress: impl FnMut(Progress),
 ) -> Result<Summary, ImportError> {
     let summary = match path.is_dir() {
@@ -60,9 +63,12 @@ fn import_file<S: Sink>(
     path: &Path,
     of_many: bool,
     sink: &mut S,
-    options: &Options,
+    options: Options,
     progress: &mut impl FnMut(Progress),
 ) -> Result<Summary, ImportError> {
     let source = Source::open(path)?;
-    kineto::import(source.into_text(), of_many, sink, options, progress)
+    match source.is_file() && nsys::is_ours(path, source.head()) {
+        true => nsys::import(path, source.head(), of_many, sink, options, progress),
+        false => kineto::import(source.into_text(), of_many, sink, options, progress),
+    }
 }

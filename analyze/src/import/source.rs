@@ -49,6 +49,11 @@ impl Source {
         &self.head
     }
 
+    /// Whether it can be opened again, which a pipe cannot.
+    pub(super) fn is_file(&self) -> bool {
+        self.file_bytes.is_some()
+    }
+
     /// The file's text, unpacked where it is gzipped.
     pub(super) fn into_text(self) -> Text<'static> {
         let unpacked = self.head.starts_with(&[0x1f, 0x8b]);

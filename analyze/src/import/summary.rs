@@ -3,13 +3,14 @@
 use std::collections::BTreeMap;
 
 use super::kineto::{DERIVED, IDS};
-use super::{BrokenParts, FileSummary, Tool};
+use super::{BrokenParts, FileSummary, Tool, nsys};
+use crate::timeline::audit::stream_order::StreamOrder;
 
 /// What an import did. The counts of [`Summary::kept`] and [`Summary::not_kept`] together are those of
 /// [`Summary::read`].
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Summary {
-    /// Entries of `traceEvents` by phase and category (`X kernel`).
+    /// What the file has: entries of `traceEvents` by phase and category (`X kernel`), rows by table.
     pub read: BTreeMap<String, u64>,
     /// Entries that became events of the tape, by the events' kind; `property` for metadata.
     pub kept: BTreeMap<&'static str, u64>,
@@ -21,6 +22,8 @@ pub struct Summary {
     pub repaired: BTreeMap<&'static str, u64>,
     /// What of the file is broken. Not among the entries read, as nobody knows how many they were.
     pub broken: BrokenParts,
+    /// Device operations whose times contradict those of others on their stream: kept as they are.
+    pub disorder: StreamDisorder,
     /// The files of a folder, in order; empty where it was one file.
     pub files: Vec<FileSummary>,
     /// The tool that wrote the trace, where it is not PyTorch's profiler.
@@ -35,7 +38,26 @@ pub struct Summary {
     pub unmatched: u64,
 }
 
+/// How many device operations cannot have run when they say; `analyze info` names the worst.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
+pub struct StreamDisorder {
+    /// Began before the one before on the stream had ended, those of one graph launch left aside.
+    pub overlaps: u64,
+    /// Ran so far past later ones of the stream that their durations cannot be.
+    pub impossible: u64,
+    /// The time by which they did.
+    pub impossible_ns: u64,
+}
+
 impl Summary {
+    /// Takes in what was found of the operations of streams.
+    pub(crate) fn take_disorder(&mut self, order: StreamOrder) {
+        let found = order.finish();
+        self.disorder.overlaps += found.overlaps.count;
+        self.disorder.impossible += found.impossible.count;
+        self.disorder.impossible_ns = self.disorder.impossible_ns.saturating_add(found.impossible.ns);
+    }
+
     /// All that was not kept, entries and parts, by description.
     pub fn all_not_kept(&self) -> BTreeMap<String, u64> {
         self.not_kept.iter().chain(&self.not_kept_parts).map(|(name, count)| (name.clone(), *count)).collect()
@@ -52,6 +74,9 @@ impl Summary {
         add(&mut self.not_kept_parts, part.not_kept_parts);
         add(&mut self.repaired, part.repaired);
         self.broken.add(part.broken, offset);
+        self.disorder.overlaps += part.disorder.overlaps;
+        self.disorder.impossible += part.disorder.impossible;
+        self.disorder.impossible_ns = self.disorder.impossible_ns.saturating_add(part.disorder.impossible_ns);
         self.files.extend(part.files);
         self.tool = self.tool.max(part.tool);
         self.lacks.extend(part.lacks.into_iter().filter(|what| !self.lacks.contains(what)).collect::<Vec<_>>());
@@ -62,7 +87,7 @@ impl Summary {
 
     /// Adds to the count of `what name` in one of the maps.
     pub(crate) fn count(map: &mut BTreeMap<String, u64>, what: &str, name: &str, count: u64) {
-        *map.entry(format!("{what} {name}").trim_end().to_owned()).or_default() += count;
+        *map.entry(format!("{what} {name}").trim().to_owned()).or_default() += count;
     }
 
     /// Counts a value that was put right.
@@ -77,7 +102,7 @@ impl Summary {
         }
     }
 
-    /// How many entries `traceEvents` has.
+    /// How many entries or rows the file has.
     pub fn entries(&self) -> u64 {
         self.read.values().sum()
     }
@@ -112,6 +137,9 @@ impl Reason {
         }
         if let Some(entry) = description.strip_prefix("metadata of a row without events, ") {
             return (Reason::EmptyRow, entry);
+        }
+        if let Some(reason) = nsys::reason(description) {
+            return reason;
         }
         match description {
             "address in a name" => (Reason::Id, description),

@@ -156,7 +156,7 @@ fn real_traces_agree_with_an_independent_audit() {
         assert!(count.status.success(), "{name}: {}", String::from_utf8_lossy(&count.stderr));
         let count: Value = serde_json::from_slice(&count.stdout).unwrap();
         let mut memory = Memory::default();
-        ktape_analyze::import::import(&path, &mut memory, &ktape_analyze::import::Options::default(), |_| {}).unwrap();
+        ktape_analyze::import::import(&path, &mut memory, Default::default(), |_| {}).unwrap();
         let timeline = Timeline::new(memory.definitions, memory.events);
         let audit = serde_json::to_value(timeline.audit(0, true)).unwrap();
         for fault in ["overlaps", "graph_branches", "impossible", "before_launch", "unlaunched"] {

@@ -558,7 +558,7 @@ fn real_traces_sum_to_an_independent_count() {
         let trace = shared.join("traces").join(count["trace"].as_str().unwrap());
         let tape = folder.path().join(format!("{name}.ktape"));
         let mut writer = TapeWriter::create(&tape, &Options::batch("test")).unwrap();
-        import::import(&trace, &mut writer, &import::Options::default(), |_| {}).unwrap();
+        import::import(&trace, &mut writer, import::Options::default(), |_| {}).unwrap();
         writer.finish().unwrap();
         let devices = count["devices"].as_object().unwrap().values();
         let exact: u64 = devices.map(|device| device["sum_dur_ns"].as_u64().unwrap()).sum();

@@ -15,27 +15,52 @@ use super::category::Category;
 use super::json::Text;
 use super::names;
 
-/// Ids of one event only. The correlation joins what they joined.
-pub(in crate::import) const IDS: &[&str] = &[
-    "External id",
-    "external id",
-    "Ev Idx",
-    "Record function id",
-    "Python id",
-    "Python parent id",
-    "Profiler Event Index",
-    "external ts",
-    "cid",
-    "Trace name",
-    "Trace iteration",
-];
+/// Declares names with a number each: the lists, and a match over them, which no loop over a list is as fast as.
+macro_rules! numbered_names {
+    ($($(#[$doc:meta])* $list:ident { $($name:literal = $number:literal),* $(,)? })*) => {
+        $( $(#[$doc])* pub(in crate::import) const $list: &[&str] = &[$($name),*]; )*
 
-/// What follows from size and duration, or from the shape and the device's limits; and `queued`, which is dropped where
-/// it is 0.
-pub(in crate::import) const DERIVED: &[&str] =
-    &["memory bandwidth (GB/s)", "blocks per SM", "warps per SM", "est. achieved occupancy %", "occupancy", QUEUED];
+        /// The number of a name in all lists, one after the other.
+        fn number_of(name: &str) -> Option<u32> {
+            match name {
+                $( $( $name => Some($number), )* )*
+                _ => None,
+            }
+        }
+    };
+}
 
-const QUEUED: &str = "queued";
+numbered_names! {
+    /// Ids of one event only. The correlation joins what they joined.
+    IDS {
+        "External id" = 0,
+        "external id" = 1,
+        "Ev Idx" = 2,
+        "Record function id" = 3,
+        "Python id" = 4,
+        "Python parent id" = 5,
+        "Profiler Event Index" = 6,
+        "external ts" = 7,
+        "cid" = 8,
+        "Trace name" = 9,
+        "Trace iteration" = 10,
+    }
+    /// What follows from size and duration, or from the shape and the device's limits; and `queued`, which is dropped
+    /// where it is 0.
+    DERIVED {
+        "memory bandwidth (GB/s)" = 11,
+        "blocks per SM" = 12,
+        "warps per SM" = 13,
+        "est. achieved occupancy %" = 14,
+        "occupancy" = 15,
+        "queued" = 16,
+    }
+}
+
+/// Whether a name is one of [`IDS`].
+fn is_id(name: &str) -> bool {
+    number_of(name).is_some_and(|number| (number as usize) < IDS.len())
+}
 
 /// The arguments of an event that have columns. Absent ones are 0 or `None`.
 #[derive(Debug, Default)]
@@ -158,8 +183,7 @@ impl Reader {
     }
 
     fn drop(&mut self, name: &str) {
-        let number = IDS.iter().chain(DERIVED).position(|known| *known == name);
-        match number.map(|number| 1 << number) {
+        match number_of(name).map(|number| 1 << number) {
             Some(bit) if self.had & bit == 0 => self.had |= bit,
             // One that nobody knows, or the same once more.
             _ => self.had_others.push(name.to_owned()),
@@ -191,7 +215,7 @@ impl<'de> Visitor<'de> for ArgumentsSeed<'_, 'de> {
 
     fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Self::Value, A::Error> {
         while let Some(Text(key)) = map.next_key()? {
-            if IDS.contains(&&*key) {
+            if is_id(&key) {
                 map.next_value::<IgnoredAny>()?;
                 self.reader.drop(&key);
                 continue;
@@ -252,7 +276,7 @@ impl<'a> Arguments<'a> {
     fn take(&mut self, category: Category, key: &str, value: &'a str) -> Fate {
         let taken = match category {
             Category::Kernel | Category::Memcpy | Category::Memset => {
-                if DERIVED.contains(&key) && (key != QUEUED || value == "0") {
+                if number_of(key).is_some() && (key != "queued" || value == "0") {
                     return Fate::Dropped;
                 }
                 self.take_of_device_work(key, value)
@@ -392,6 +416,13 @@ fn push_compact(out: &mut String, json: &str) {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn names_have_the_numbers_of_their_places() {
+        for (number, name) in (0..).zip(IDS.iter().chain(DERIVED)) {
+            assert_eq!(number_of(name), Some(number), "{name}");
+        }
+    }
 
     fn read(reader: &mut Reader, category: Category, json: &str) -> (Arguments<'static>, String) {
         let json: &'static str = Box::leak(json.to_owned().into_boxed_str());

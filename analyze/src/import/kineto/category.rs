@@ -73,7 +73,7 @@ impl Category {
 
 /// What a host call does, as far as its name says.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum CallName {
+pub(in crate::import) enum CallName {
     /// Launches a kernel.
     Launch,
     /// Launches a graph.
@@ -90,7 +90,7 @@ pub(super) enum CallName {
 
 impl CallName {
     /// What `cudaLaunchKernelExC`, `hipGraphLaunch`, `cuStreamSynchronize`, … do.
-    pub(super) fn of(name: &str) -> CallName {
+    pub(in crate::import) fn of(name: &str) -> CallName {
         use ktape_format::event::sync_kind;
         let has = |part| name.contains(part);
         if has("GraphLaunch") {

@@ -15,8 +15,8 @@ use serde_json::value::RawValue;
 use super::arguments::{Arguments, Reader, text};
 use super::names::copy_kind_of;
 use super::records::{Metadata, Records, Work};
-use super::stacks::Rank;
 use crate::import::Tool;
+use crate::import::stacks::Rank;
 
 /// What an event without a category is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -8,8 +8,8 @@ use ktape_format::event::Slice;
 use rustc_hash::FxHashMap;
 
 use super::records::{Records, ThreadSlice};
-use super::stacks::Rank;
 use crate::import::Summary;
+use crate::import::stacks::Rank;
 
 /// A beginning or an end.
 #[derive(Clone, Copy, Debug)]

@@ -21,7 +21,6 @@ mod names;
 mod pieces;
 mod read;
 mod records;
-mod stacks;
 mod time;
 mod write;
 
@@ -35,6 +34,7 @@ use pieces::{Cutter, PIECE_BYTES};
 use write::Writer;
 
 pub(in crate::import) use arguments::{DERIVED, IDS};
+pub(in crate::import) use category::CallName;
 
 use super::source::{Text, is_of_the_packing};
 use super::{ImportError, Options, Progress, Summary};
@@ -44,7 +44,7 @@ pub fn import_bytes<S: Sink>(
     text: &[u8],
     name: &str,
     sink: &mut S,
-    options: &Options,
+    options: Options,
     progress: impl FnMut(Progress),
 ) -> Result<Summary, ImportError> {
     import_text(Text::of_bytes(text, name), PIECE_BYTES, false, sink, options, progress)
@@ -55,7 +55,7 @@ pub(super) fn import<S: Sink>(
     text: Text<'_>,
     of_many: bool,
     sink: &mut S,
-    options: &Options,
+    options: Options,
     progress: impl FnMut(Progress),
 ) -> Result<Summary, ImportError> {
     import_text(text, PIECE_BYTES, of_many, sink, options, progress)
@@ -66,7 +66,7 @@ fn import_text<S: Sink>(
     piece_bytes: usize,
     of_many: bool,
     sink: &mut S,
-    options: &Options,
+    options: Options,
     mut progress: impl FnMut(Progress),
 ) -> Result<Summary, ImportError> {
     let Text { path, reader, unpacked, done_bytes, file_bytes } = text;
@@ -121,7 +121,7 @@ mod tests {
     fn outcome(text: &[u8], piece_bytes: usize, lenient: bool) -> String {
         let mut memory = Memory::default();
         let text = Text::of_bytes(text, "trace.json");
-        let summary = import_text(text, piece_bytes, false, &mut memory, &Options { lenient }, |_| {});
+        let summary = import_text(text, piece_bytes, false, &mut memory, Options { lenient }, |_| {});
         match summary {
             Ok(summary) => format!("{summary:?} {:?} {:?}", memory.definitions, memory.events),
             Err(error) => error.to_string(),

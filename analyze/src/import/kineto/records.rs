@@ -15,7 +15,7 @@ use rustc_hash::FxHashMap;
 use super::category::CallName;
 use super::edges::Edge;
 use super::error::Fault;
-use super::stacks::Rank;
+use crate::import::stacks::Rank;
 
 /// A process id and a thread id as the file has them.
 pub(super) type ThreadKey = (i64, i64);

@@ -1,8 +1,9 @@
-//! The import of PyTorch profiler traces: real ones held against independent counts, made-up ones rule by rule,
-//! broken ones, folders of ranks, and what is refused.
+//! The import of other tools' traces: real ones held against independent counts, made-up ones rule by rule, broken
+//! ones, folders of ranks, and what is refused.
 
 mod broken;
 mod folder;
+mod nsys;
 mod others;
 pub(crate) mod real;
 mod refusals;
@@ -15,7 +16,7 @@ use ktape_format::Memory;
 
 fn import(path: &Path) -> Result<(Memory, Summary), ImportError> {
     let mut memory = Memory::default();
-    let summary = import::import(path, &mut memory, &Options::default(), |_| {})?;
+    let summary = import::import(path, &mut memory, Options::default(), |_| {})?;
     Ok((memory, summary))
 }
 

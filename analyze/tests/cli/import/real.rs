@@ -91,7 +91,7 @@ fn holds(path: &Path, memory: Memory, summary: &Summary, count: &Value) {
     assert_eq!(calls_inside(&timeline), inside, "{name}: stacks of calls");
 }
 
-fn object(value: &Value) -> BTreeMap<String, Vec<u64>> {
+pub(super) fn object(value: &Value) -> BTreeMap<String, Vec<u64>> {
     serde_json::from_value(value.clone()).unwrap()
 }
 
@@ -114,7 +114,7 @@ fn every_entry_is_accounted_for(name: &str, memory: &Memory, summary: &Summary, 
     }
 }
 
-fn sorted(events: &Events) {
+pub(super) fn sorted(events: &Events) {
     struct Sorted<'a>(&'a Events);
     impl KindVisitor for Sorted<'_> {
         type Error = std::convert::Infallible;
@@ -126,12 +126,12 @@ fn sorted(events: &Events) {
     let Ok(()) = visit_kinds(&mut Sorted(events));
 }
 
-fn add<const N: usize>(map: &mut BTreeMap<String, Vec<u64>>, key: String, values: [u64; N]) {
+pub(super) fn add<const N: usize>(map: &mut BTreeMap<String, Vec<u64>>, key: String, values: [u64; N]) {
     let sums = map.entry(key).or_insert_with(|| vec![0; N]);
     sums.iter_mut().zip(values).for_each(|(sum, value)| *sum += value);
 }
 
-fn kernels(timeline: &Timeline) -> BTreeMap<String, Vec<u64>> {
+pub(super) fn kernels(timeline: &Timeline) -> BTreeMap<String, Vec<u64>> {
     let mut kernels = BTreeMap::new();
     for row in timeline.events.kernel.rows() {
         add(&mut kernels, timeline.definitions.kernel_name(row.shape).to_owned(), [1, row.duration_ns]);
@@ -139,7 +139,7 @@ fn kernels(timeline: &Timeline) -> BTreeMap<String, Vec<u64>> {
     kernels
 }
 
-fn copies(timeline: &Timeline, ops: &[DeviceOp]) -> BTreeMap<String, Vec<u64>> {
+pub(super) fn copies(timeline: &Timeline, ops: &[DeviceOp]) -> BTreeMap<String, Vec<u64>> {
     let mut copies = BTreeMap::new();
     for op in ops.iter().filter(|op| op.kind != DeviceOpKind::Kernel) {
         let bytes = match op.kind {

@@ -24,7 +24,7 @@ fn refusal(path: &Path) -> String {
     error
 }
 
-fn says(path: &Path, parts: &[&str]) {
+pub(super) fn says(path: &Path, parts: &[&str]) {
     let error = refusal(path);
     for part in parts {
         assert!(error.contains(part), "{part:?} is not in {error}");
@@ -41,17 +41,20 @@ fn other_files_are_refused_by_name() {
     };
     says(&file("empty.json", b" \n"), &["is empty"]);
     says(&file("object.json", b"{\"a\": 1}"), &["traceEvents", "export_chrome_trace"]);
-    says(&file("report.sqlite", b"SQLite format 3\0..."), &["SQLite"]);
     says(&file("snapshot.pickle", b"\x80\x04\x95rest"), &["Python pickle", "export_chrome_trace"]);
     says(&file("trace.zip", b"PK\x03\x04rest"), &["ZIP archive", "unpack"]);
     says(&file("noise", &[0xff, 0xd8, 0xff]), &["not JSON"]);
     says(&file("rows.json", b"[[0, 1, 2, 3]]"), &["export_memory_timeline"]);
+    says(folder.path(), &["folder without a trace", "its first file, empty.json"]);
     says(&folder.path().join("absent.json"), &["No such file"]);
     let whole = std::fs::read(fixture("modern.json")).unwrap();
     let mut packed = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::fast());
     std::io::Write::write_all(&mut packed, &whole).unwrap();
     let packed = packed.finish().unwrap();
     says(&file("cut.json.gz", &packed[..packed.len() / 2]), &["gzip", "cut off"]);
+    let mut database = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::fast());
+    std::io::Write::write_all(&mut database, b"SQLite format 3\0...").unwrap();
+    says(&file("report.sqlite.gz", &database.finish().unwrap()), &["SQLite", "Nsight", "unpack it"]);
     let name = file("no_ending", &packed);
     assert_eq!(import(&name).unwrap().1, import(&fixture("modern.json")).unwrap().1, "content decides, not the ending");
 }
@@ -70,11 +73,11 @@ fn a_trace_cut_anywhere_is_refused() {
     let whole = text.trim_ascii_end().len();
     for length in 0..whole {
         let outcome =
-            kineto::import_bytes(&text[..length], "cut.json", &mut Memory::default(), &Options::default(), |_| {});
+            kineto::import_bytes(&text[..length], "cut.json", &mut Memory::default(), Options::default(), |_| {});
         assert!(outcome.is_err(), "cut to {length} bytes");
     }
     assert!(
-        kineto::import_bytes(&text[..whole], "whole.json", &mut Memory::default(), &Options::default(), |_| {}).is_ok()
+        kineto::import_bytes(&text[..whole], "whole.json", &mut Memory::default(), Options::default(), |_| {}).is_ok()
     );
 }
 
@@ -86,7 +89,7 @@ fn a_changed_byte_is_survived() {
         for byte in [b'9', b'-', b'"'] {
             let mut text = text.clone();
             text[position] = byte;
-            let _ = kineto::import_bytes(&text, "changed.json", &mut Memory::default(), &Options::default(), |_| {});
+            let _ = kineto::import_bytes(&text, "changed.json", &mut Memory::default(), Options::default(), |_| {});
         }
     }
 }

@@ -6,8 +6,8 @@ use super::super::category::Category;
 use super::super::dialect::{self, Seen, What};
 use super::super::edges::{Begin, Edge};
 use super::super::json::RawEvent;
-use super::super::stacks::Rank;
 use super::{Collector, Complete};
+use crate::import::stacks::Rank;
 use crate::import::{Summary, Tool};
 
 impl Collector {

@@ -6,9 +6,9 @@ use ktape_format::event::{Range, Slice, sync_kind};
 use super::super::category::{CallName, Category};
 use super::super::names::python_name;
 use super::super::records::{Call, NamedRange, SyncRecord, ThreadSlice};
-use super::super::stacks::Rank;
 use super::{Collector, Complete};
 use crate::import::Summary;
+use crate::import::stacks::Rank;
 
 impl Collector {
     pub(super) fn call(&mut self, complete: Complete<'_, '_>) {

@@ -99,24 +99,24 @@ impl Handler for Collector {
         &mut self.reader
     }
 
-    fn event<'a>(&mut self, event: RawEvent<'a>, arguments: &Arguments<'a>) -> Result<(), BadValue<'a>> {
+    fn event<'a>(&mut self, event: &RawEvent<'a>, arguments: &Arguments<'a>) -> Result<(), BadValue<'a>> {
         // Times first: an event with a bad one leaves no trace.
         let timed = matches!(&*event.phase, "X" | "B" | "E" | "i" | "I" | "C");
         let start_ns = event.ts.filter(|_| timed).map(|ts| self.time(ts, "ts")).transpose()?;
         let duration_ns = event.dur.filter(|_| event.phase == "X").map(|dur| self.time(dur, "dur")).transpose()?;
-        self.count_read(&event);
+        self.count_read(event);
         if let Some(start_ns) = start_ns {
             self.records.starts.see(start_ns);
         }
         match (&*event.phase, start_ns) {
-            ("X", Some(start_ns)) => self.complete(&event, arguments, start_ns, duration_ns),
-            ("B" | "E", Some(start_ns)) => self.edge(&event, start_ns),
-            ("i" | "I", Some(start_ns)) => self.instant(&event, start_ns),
-            ("C", Some(start_ns)) => self.counter(&event, start_ns),
+            ("X", Some(start_ns)) => self.complete(event, arguments, start_ns, duration_ns),
+            ("B" | "E", Some(start_ns)) => self.edge(event, start_ns),
+            ("i" | "I", Some(start_ns)) => self.instant(event, start_ns),
+            ("C", Some(start_ns)) => self.counter(event, start_ns),
             ("X" | "B" | "E" | "i" | "I" | "C", None) => {
                 Summary::count(&mut self.summary.not_kept, "event without `ts`, category", &event.category, 1);
             }
-            ("M", _) => self.metadata(&event),
+            ("M", _) => self.metadata(event),
             // An arrow says what the correlation says; counted by `finish`.
             ("s" | "t" | "f", _) => return Ok(()),
             (phase, _) => Summary::count(&mut self.summary.not_kept, "event of phase", phase, 1),

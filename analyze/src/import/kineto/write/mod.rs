@@ -5,7 +5,7 @@ mod rest;
 
 use ktape_format::Sink;
 use ktape_format::definition::Graph;
-use ktape_format::event::{Event, Kernel, Memcpy, Memset};
+use ktape_format::event::{Event, Kernel, Memcpy, Memset, timing};
 use rustc_hash::FxHashMap;
 
 use super::devices::Places;
@@ -13,8 +13,9 @@ use super::dialect;
 use super::edges;
 use super::error::Fault;
 use super::records::{CallsByCorrelation, DeviceOp, Records, Work, is_without_shared_memory_of};
-use super::stacks::{self, Query, Rank, Span};
+use crate::import::stacks::{self, Query, Rank, Span};
 use crate::import::{Summary, Tool};
+use crate::timeline::audit::stream_order::StreamOrder;
 
 /// Writes the records of one file.
 pub(super) struct Writer<'s, S> {
@@ -193,7 +194,11 @@ impl<'s, S: Sink> Writer<'s, S> {
     }
 
     fn device_ops(&mut self, records: &Records, calls: &CallsByCorrelation, located: &[Located]) -> Result<(), Fault> {
+        let mut order = StreamOrder::default();
         for (op, located) in records.device_ops.iter().zip(located) {
+            if op.timing == timing::MEASURED {
+                order.see(located.stream, op.start_ns, op.duration_ns, op.correlation);
+            }
             let call = calls.get(&op.correlation).map(|call| &records.calls[*call as usize]);
             *if call.is_some() { &mut self.summary.matched } else { &mut self.summary.unmatched } += 1;
             let Located { stream, graph } = *located;
@@ -259,6 +264,7 @@ impl<'s, S: Sink> Writer<'s, S> {
                 })?,
             }
         }
+        self.summary.take_disorder(order);
         Ok(())
     }
 }
