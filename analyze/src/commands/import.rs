@@ -27,13 +27,13 @@ mistakes put right; what could not be saved is listed, a loss on the tape, and t
 
 Examples:
   analyze import trace.json.gz                    writes trace.ktape beside it
-  analyze import ranks/                           all ranks of a job; writes ranks.ktape beside the folder
-  analyze import report.sqlite                    what `nsys export --type sqlite report.nsys-rep` wrote
-  analyze import cut.json.gz --lenient            what a killed job had written; exits with 3")]
+  analyze import ranks/ -o job.ktape              every trace in a folder, each a process of its own
+  analyze import --lenient cut.json.gz            what is sound of a broken one; exits with 3
+  analyze import report.sqlite                    what `nsys export --type sqlite report.nsys-rep` wrote")]
 pub struct Args {
     /// The trace: Chrome JSON of the PyTorch profiler (`prof.export_chrome_trace`), 2021 or later, or of JAX, TensorFlow,
-    /// VizTracer, rocprof or nsys2json, gzipped or not; a report of Nsight Systems, 2022 or later (`nsys export --type
-    /// sqlite`); or a folder of such
+    /// VizTracer, rocprof or nsys2json, gzipped or not; or a report of Nsight Systems, 2022 or later (`nsys export --type
+    /// sqlite`); or a folder of such, one of each rank
     #[arg(value_name = "SRC")]
     source: PathBuf,
     /// Where to write the tape [default: SRC with the ending .ktape]

@@ -328,7 +328,7 @@ fn an_event_that_is_something_else() {
     for name in ["event_is_a_number.json", "event_is_a_string.json", "event_is_an_array.json"] {
         let case = case(name);
         let error = case.refusal();
-        assert!(error.contains("(line 3, ") && error.contains("good events before: 1 "), "{error}");
+        assert!(error.contains("(line 3, ") && error.contains("good events before: 1;"), "{error}");
         case.keeps(&["good 1", "good 3"], Fate::LeftOut(1)).tells_at(&[(case.line(3), LEFT_OUT)]);
     }
     let case = case("name_is_a_number.json");
@@ -347,7 +347,7 @@ fn no_bracket_behind_the_events() {
 fn no_bracket_but_a_key_behind_the_events() {
     let case = case("missing_bracket_before_key.json");
     let error = case.refusal();
-    assert!(error.contains("(line 4, ") && error.contains("good events before: 2 "), "{error}");
+    assert!(error.contains("(line 4, ") && error.contains("good events before: 2;"), "{error}");
     case.keeps(&["good 1", "good 2"], Fate::Mended).tells_at(&[(case.line(4), PUT_RIGHT)]);
     assert_eq!(case.slices()[0]["start_ns"], 6_000_000, "the base is there");
 }

@@ -157,12 +157,15 @@ fn a_broken_rank_stops_all_of_it_unless_lenient() {
 
 #[test]
 fn a_folder_without_a_trace_is_refused() {
-    for files in [&[][..], &[("README.md", b"# Nothing here".as_slice())]] {
+    let readme: &[(&str, &[u8])] = &[("README.md", b"# Nothing here")];
+    for (files, why) in
+        [(&[][..], "a folder without a file in it"), (readme, "without a trace in it; its first file, README.md")]
+    {
         let folder = folder(files);
         let (output, _) = import(folder.path(), &[]);
         let error = String::from_utf8(output.stderr).unwrap();
         assert_eq!((output.status.code(), error.lines().count()), (Some(1), 1), "{error}");
-        assert!(error.contains("is a folder without a "), "{error}");
+        assert!(error.contains(why), "{error}");
         assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 1, "nothing is left behind");
     }
 }

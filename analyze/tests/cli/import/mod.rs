@@ -1,5 +1,5 @@
-//! The import of other tools' traces: real ones held against independent counts, made-up ones rule by rule,
-//! broken ones, folders of ranks, and what is refused.
+//! The import of other tools' traces: real ones held against independent counts, made-up ones rule by rule, broken
+//! ones, folders of ranks, and what is refused.
 
 mod broken;
 mod folder;
