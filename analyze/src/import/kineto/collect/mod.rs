@@ -94,6 +94,17 @@ impl<'a> Id<'a> {
     }
 }
 
+/// Reads a time in microseconds.
+fn time<'a>(value: &'a RawValue, key: &str) -> Result<Time, BadValue<'a>> {
+    // rocprof writes numbers in quotes.
+    let quoted = value.get().strip_prefix('"').and_then(|rest| rest.strip_suffix('"'));
+    parse_microseconds(quoted.unwrap_or(value.get())).ok_or_else(|| {
+        let shown: String = value.get().chars().take(40).collect();
+        let problem = format!("`{key}` is {shown}; expected microseconds as a decimal number within ±292 years");
+        BadValue { value, problem }
+    })
+}
+
 impl Handler for Collector {
     fn reader(&mut self) -> &mut Reader {
         &mut self.reader
@@ -102,8 +113,11 @@ impl Handler for Collector {
     fn event<'a>(&mut self, event: &RawEvent<'a>, arguments: &Arguments<'a>) -> Result<(), BadValue<'a>> {
         // Times first: an event with a bad one leaves no trace.
         let timed = matches!(&*event.phase, "X" | "B" | "E" | "i" | "I" | "C");
-        let start_ns = event.ts.filter(|_| timed).map(|ts| self.time(ts, "ts")).transpose()?;
-        let duration_ns = event.dur.filter(|_| event.phase == "X").map(|dur| self.time(dur, "dur")).transpose()?;
+        let start = event.ts.filter(|_| timed).map(|ts| time(ts, "ts")).transpose()?;
+        let duration = event.dur.filter(|_| event.phase == "X").map(|dur| time(dur, "dur")).transpose()?;
+        let cut = [start, duration].into_iter().flatten().filter(|time| time.cut).count() as u64;
+        self.summary.repair_all("time finer than a nanosecond, cut", cut);
+        let (start_ns, duration_ns) = (start.map(|time| time.ns), duration.map(|time| time.ns));
         self.count_read(event);
         if let Some(start_ns) = start_ns {
             self.records.starts.see(start_ns);
@@ -212,25 +226,6 @@ impl Collector {
             None => {
                 self.summary.repair("complete event without `dur`, taken as 0");
                 0
-            }
-        }
-    }
-
-    fn time<'a>(&mut self, value: &'a RawValue, key: &str) -> Result<i64, BadValue<'a>> {
-        // rocprof writes numbers in quotes.
-        let quoted = value.get().strip_prefix('"').and_then(|rest| rest.strip_suffix('"'));
-        match parse_microseconds(quoted.unwrap_or(value.get())) {
-            Some(Time { ns, cut }) => {
-                if cut {
-                    self.summary.repair("time finer than a nanosecond, cut");
-                }
-                Ok(ns)
-            }
-            None => {
-                let shown: String = value.get().chars().take(40).collect();
-                let problem =
-                    format!("`{key}` is {shown}; expected microseconds as a decimal number within ±292 years");
-                Err(BadValue { value, problem })
             }
         }
     }
