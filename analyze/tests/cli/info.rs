@@ -215,7 +215,7 @@ fn what_is_no_trace_is_refused_in_one_line_that_names_it() {
     newer[8] = 7;
     let cases = [
         (dir.path().join("absent.ktape").to_str().unwrap().to_owned(), "No such file"),
-        (dir.path().to_str().unwrap().to_owned(), "directory"),
+        (dir.path().to_str().unwrap().to_owned(), "a folder without a trace in it"),
         (file("empty.ktape", b""), "empty"),
         (file("picture.png", b"\x89PNG\r\n\x1a\n............"), "picture.png"),
         (file("cut.ktape", b"\x89KTAP\r\n\x1a12345"), "ends within its header"),
