@@ -32,8 +32,7 @@ pub(super) fn found_in(text: &[u8], expect: Expect, lenient: bool) -> (Found, St
 /// A piece on its way to the thread that reads it, and the way back.
 struct Job(Vec<u8>, SyncSender<ReadPiece>);
 
-/// Reads all pieces of a text and hands them to `take` in order. `failed` is told, after all pieces, why the text could
-/// not be read to its end, and how much of it was.
+/// Reads all pieces of a text and hands them to `take` in order. Says how the text ended.
 pub(super) fn pieces<'t>(
     cutter: Cutter<impl io::Read + Send + 't>,
     lenient: bool,
