@@ -150,6 +150,35 @@ mod tests {
         }
     }
 
+    /// Texts in which each of many places could be where the array ends or another begins, with all of the rest behind.
+    #[test]
+    fn what_begins_and_ends_without_end_is_not_read_from_each_place() {
+        for (before, part, behind) in [
+            (r#"{"traceEvents":[{"ph":!"#, "]}x", " "),
+            (r#"{"a":1"#, r#","traceEvents":[]"#, "}"),
+            (r#"{"traceEvents":[{"ph":!"#, r#","traceEvents":[]"#, "!"),
+            (r#"{"traceEvents":[{"ph":!"#, r#","traceEvents":[!"#, "!"),
+            (r#"{"traceEvents":[]"#, r#","traceEvents":[{"a":{"k":0"#, "!"),
+            (r#"{"traceEvents":[]"#, r#","otherData":{"k":0"#, "!"),
+        ] {
+            let text = [before, &part.repeat(150_000), &behind.repeat(1_000_000)].concat();
+            let began = std::time::Instant::now();
+            outcome(text.as_bytes(), PIECE_BYTES, true);
+            assert!(began.elapsed().as_secs() < 20, "{before}{part}: {:?}", began.elapsed());
+        }
+    }
+
+    /// What does not end is not read again with every piece.
+    #[test]
+    fn what_is_long_is_read_twice_at_most() {
+        for part in ["[", "{", "},{"] {
+            let text = [r#"{"traceEvents": ["#, &part.repeat(2 << 20)].concat();
+            let began = std::time::Instant::now();
+            outcome(text.as_bytes(), 1 << 12, true);
+            assert!(began.elapsed().as_secs() < 20, "{part}: {:?}", began.elapsed());
+        }
+    }
+
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(400))]
 
