@@ -168,6 +168,21 @@ mod tests {
         }
     }
 
+    /// Each series of a counter is named with the counter's name in it.
+    #[test]
+    fn the_names_of_a_counters_series_are_not_many_times_the_text() {
+        let counter = |name: &str| {
+            let series: Vec<String> = (0..1000).map(|number| format!(r#""{number}": 1"#)).collect();
+            let args = series.join(",");
+            let text = format!(r#"[{{"ph": "C", "name": "{name}", "pid": 1, "ts": 1, "args": {{{args}}}}}]"#);
+            outcome(text.as_bytes(), PIECE_BYTES, false)
+        };
+        assert!(counter("bytes").contains(r#"kept: {"counter": 1}"#));
+        let long = counter(&"n".repeat(1000));
+        assert!(long.contains(r#"not_kept: {"counter of too many series for its long name": 1}"#), "{long}");
+        assert!(long.len() < 10_000);
+    }
+
     /// What does not end is not read again with every piece.
     #[test]
     fn what_is_long_is_read_twice_at_most() {
