@@ -46,8 +46,8 @@ pub(super) fn import<S: Sink>(
             all.files.push(file);
             continue;
         };
-        let twin =
-            files[..number].iter().find(|(_, bytes)| *bytes == Some(*file_bytes)).filter(|(twin, _)| same(twin, path));
+        let mut as_long = files[..number].iter().filter(|(_, bytes)| *bytes == Some(*file_bytes));
+        let twin = as_long.find(|(twin, _)| same(twin, path));
         let outcome = match twin {
             Some((twin, _)) => {
                 let twin = twin.file_name().unwrap_or_default().to_string_lossy();
@@ -94,10 +94,13 @@ fn files_of(folder: &Path) -> io::Result<Vec<(PathBuf, Option<u64>)>> {
     let mut files = Vec::new();
     for entry in folder.read_dir()? {
         let entry = entry?;
-        let metadata = std::fs::metadata(entry.path())?;
-        let is_hidden = entry.file_name().to_string_lossy().starts_with('.');
-        if (metadata.is_file() || metadata.is_dir()) && !is_hidden {
-            files.push((entry.path(), metadata.is_file().then_some(metadata.len())));
+        if entry.file_name().to_string_lossy().starts_with('.') {
+            continue;
+        }
+        // A link that leads nowhere is told, by its own name, where it is opened.
+        let metadata = std::fs::metadata(entry.path()).or_else(|_| entry.metadata())?;
+        if metadata.is_file() || metadata.is_dir() || metadata.is_symlink() {
+            files.push((entry.path(), (!metadata.is_dir()).then_some(metadata.len())));
         }
     }
     files.sort();

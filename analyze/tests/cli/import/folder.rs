@@ -224,3 +224,29 @@ fn eight_real_ranks_are_the_sum_of_each_alone() {
         definitions.devices.process.iter().copied().zip(definitions.devices.index.iter().copied()).collect();
     assert_eq!(owners.len(), definitions.devices.index.len(), "no device is of two ranks");
 }
+
+/// Of the files that are as long as it is, the first is another.
+#[test]
+fn the_same_file_is_found_among_others_of_its_length() {
+    let (zero, one) = (rank(0), rank(1));
+    let folder = folder(&[("a.json", zero.as_bytes()), ("b.json", one.as_bytes()), ("c.json", one.as_bytes())]);
+    let (output, summary) = import(folder.path(), &[]);
+    assert_eq!(output.status.code(), Some(0));
+    assert_eq!(left_out(&summary)["c.json"], "byte for byte the same as b.json");
+}
+
+/// The lock files of editors are links that lead nowhere.
+#[cfg(unix)]
+#[test]
+fn a_link_that_leads_nowhere_is_named_unless_it_is_hidden() {
+    let zero = rank(0);
+    let folder = folder(&[("rank0.json", zero.as_bytes())]);
+    let link = |name: &str| std::os::unix::fs::symlink("nowhere", folder.path().join("ranks").join(name)).unwrap();
+    link(".#rank0.json");
+    assert_eq!(import(folder.path(), &[]).0.status.code(), Some(0));
+    link("rank1.json");
+    let (output, _) = import(folder.path(), &["--force"]);
+    let error = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(output.status.code(), Some(1), "{error}");
+    assert!(error.contains("rank1.json: cannot read it"), "{error}");
+}
