@@ -91,6 +91,7 @@ fn import_text<S: Sink>(
             let (sink, records, summary) = assembler.finish();
             return Writer::write(sink, &name, of_many, records, summary).map_err(|fault| match fault {
                 Fault::Sink(source) => ImportError::Sink { path, source },
+                Fault::Times(problem) => ImportError::Times { path, problem },
                 Fault::NotATrace(found) | Fault::At { problem: found, .. } => ImportError::NotATrace { path, found },
             });
         }
@@ -102,6 +103,7 @@ fn import_text<S: Sink>(
             ImportError::Malformed { path, offset, line, column, unpacked, good_events, problem }
         }
         Fault::NotATrace(found) => ImportError::NotATrace { path, found },
+        Fault::Times(problem) => ImportError::Times { path, problem },
         Fault::Sink(source) => ImportError::Sink { path, source },
     })
 }
@@ -181,6 +183,22 @@ mod tests {
         let long = counter(&"n".repeat(1000));
         assert!(long.contains(r#"not_kept: {"counter of too many series for its long name": 1}"#), "{long}");
         assert!(long.len() < 10_000);
+    }
+
+    #[test]
+    fn times_beyond_the_clock_are_cut_and_those_that_are_none_begin_nothing() {
+        let slice = |ts: &str, dur: &str| {
+            format!(r#"{{"ph": "X", "cat": "cpu_op", "name": "a", "pid": 1, "tid": 1, "ts": {ts}, "dur": {dur}}}"#)
+        };
+        let text = format!("[{}, {}, {{!]", slice("0", "1"), slice("1700000000000000", "9223372036854775.807"));
+        let mut memory = Memory::default();
+        let text = Text::of_bytes(text.as_bytes(), "trace.json");
+        let summary = import_text(text, PIECE_BYTES, false, &mut memory, Options { lenient: true }, |_| {}).unwrap();
+        let first_ns = 1_700_000_000_000_000_000;
+        assert_eq!(memory.events.clock.start_ns, [first_ns]);
+        assert_eq!(memory.events.loss.start_ns, [first_ns]);
+        assert_eq!(memory.events.slice.duration_ns, [1000, i64::MAX.abs_diff(first_ns)]);
+        assert_eq!(summary.repaired.values().sum::<u64>(), 2, "{:?}", summary.repaired);
     }
 
     /// What does not end is not read again with every piece.

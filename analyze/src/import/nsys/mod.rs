@@ -244,7 +244,7 @@ impl<'s, 'd, S: Sink, P: FnMut(Progress)> Importer<'s, 'd, S, P> {
 
     /// A time of the report as one of the tape.
     fn time(&self, ns: i64) -> Result<i64, Fault> {
-        ns.checked_add(self.base_ns).ok_or_else(|| Fault::NotATrace(format!("has a time beyond the year 2262: {ns}")))
+        ns.checked_add(self.base_ns).ok_or_else(|| Fault::Times(format!("has a time beyond the year 2262: {ns}")))
     }
 
     fn duration(&mut self, start_ns: i64, end_ns: i64) -> u64 {

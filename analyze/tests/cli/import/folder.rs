@@ -250,3 +250,14 @@ fn a_link_that_leads_nowhere_is_named_unless_it_is_hidden() {
     assert_eq!(output.status.code(), Some(1), "{error}");
     assert!(error.contains("rank1.json: cannot read it"), "{error}");
 }
+
+/// It is a trace, so it is not left out like a README.
+#[test]
+fn a_trace_with_times_beyond_the_clock_stops_the_import() {
+    let (zero, one) = (rank(0), rank(1).replacen('{', r#"{"baseTimeNanoseconds": 9223372036854775807, "#, 1));
+    let folder = folder(&[("rank0.json", zero.as_bytes()), ("rank1.json", one.as_bytes())]);
+    let (output, _) = import(folder.path(), &[]);
+    let error = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(output.status.code(), Some(1), "{error}");
+    assert!(error.contains("rank1.json: its times"), "{error}");
+}
