@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 
 use ktape_format::Sink;
 
-use super::{ImportError, Options, Progress, Summary, import_file};
+use super::{ImportError, Options, Progress, Summary, import_file, name_of};
 
 /// What became of one file of a folder.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize)]
@@ -39,7 +39,7 @@ pub(super) fn import<S: Sink>(
     let mut all = Summary::default();
     let mut before_bytes = 0;
     for (number, (path, file_bytes)) in files.iter().enumerate() {
-        let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        let name = name_of(path);
         let mut file = FileSummary { name, entries: 0, rank: None, left_out: None, same_rank_as: None };
         let Some(file_bytes) = file_bytes else {
             file.left_out = Some("a folder; name it to import what is in it".to_owned());
@@ -50,8 +50,7 @@ pub(super) fn import<S: Sink>(
         let twin = as_long.find(|(twin, _)| same(twin, path));
         let outcome = match twin {
             Some((twin, _)) => {
-                let twin = twin.file_name().unwrap_or_default().to_string_lossy();
-                file.left_out = Some(format!("byte for byte the same as {twin}"));
+                file.left_out = Some(format!("byte for byte the same as {}", name_of(twin)));
                 None
             }
             None => {

@@ -36,7 +36,7 @@ use write::Writer;
 pub(in crate::import) use arguments::{DERIVED, IDS};
 
 use super::source::{Text, is_of_the_packing};
-use super::{ImportError, Options, Progress, Summary};
+use super::{ImportError, Options, Progress, Summary, name_of};
 
 /// Imports the JSON text of one trace into `sink`. `name` is what the file is called, in the tape and in errors.
 pub fn import_bytes<S: Sink>(
@@ -69,7 +69,7 @@ fn import_text<S: Sink>(
     mut progress: impl FnMut(Progress),
 ) -> Result<Summary, ImportError> {
     let Text { path, reader, unpacked, done_bytes, file_bytes } = text;
-    let name = path.file_name().unwrap_or(path.as_os_str()).to_string_lossy().into_owned();
+    let name = name_of(&path);
     let mut assembler = Assembler::new(sink, options.lenient);
     let ended = read::pieces(Cutter::new(reader, piece_bytes), options.lenient, |piece| {
         assembler.piece(piece)?;

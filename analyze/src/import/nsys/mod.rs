@@ -35,7 +35,7 @@ use strings::Strings;
 pub(in crate::import) use columns::reason;
 
 use crate::import::calls::Keep;
-use crate::import::{ImportError, Options, Progress, Summary};
+use crate::import::{ImportError, Options, Progress, Summary, name_of};
 
 /// What every SQLite database begins with.
 const SQLITE: &[u8] = b"SQLite format 3\0";
@@ -62,7 +62,7 @@ pub(super) fn import<S: Sink>(
     options: Options,
     progress: impl FnMut(Progress),
 ) -> Result<Summary, ImportError> {
-    let name = path.file_name().unwrap_or(path.as_os_str()).to_string_lossy();
+    let name = name_of(path);
     let database = if first_bytes.starts_with(SQLITE) {
         complete(path).and_then(|()| Database::open(path))
     } else {

@@ -261,3 +261,19 @@ fn a_trace_with_times_beyond_the_clock_stops_the_import() {
     assert_eq!(output.status.code(), Some(1), "{error}");
     assert!(error.contains("rank1.json: its times"), "{error}");
 }
+
+/// Shown with replacement characters, both would be one.
+#[cfg(target_os = "linux")]
+#[test]
+fn names_that_are_no_utf8_stay_two_processes() {
+    use std::os::unix::ffi::OsStrExt as _;
+    let (zero, one) = (rank(0), rank(1));
+    let folder = folder(&[]);
+    for (name, text) in [(&b"a\xfe.json"[..], zero), (b"a\xff.json", one)] {
+        std::fs::write(folder.path().join("ranks").join(std::ffi::OsStr::from_bytes(name)), text).unwrap();
+    }
+    let (output, summary) = import(folder.path(), &[]);
+    assert_eq!(output.status.code(), Some(0));
+    assert_eq!(left_out(&summary), [("a\\xfe.json", &Value::Null), ("a\\xff.json", &Value::Null)].into());
+    assert_eq!(read(&folder.path().join("ranks.ktape")).definitions.processes.pid, [7, 7]);
+}
