@@ -202,6 +202,7 @@ fn print_broken(out: &mut impl Write, broken: &BrokenParts) -> io::Result<()> {
     let more = (broken.left_out + broken.mended).saturating_sub(broken.first.len() as u64);
     match more {
         0 => Ok(()),
+        _ if broken.first.is_empty() => Ok(()),
         more => writeln!(out, "    and {} more", HumanCount(more)),
     }
 }

@@ -36,6 +36,14 @@ pub enum ImportError {
         /// What it is instead, and what to do.
         found: String,
     },
+    /// The file is a trace, but its times are beyond what the tape's clock can count.
+    #[error("{}: {problem}", path.display())]
+    Times {
+        /// The file.
+        path: PathBuf,
+        /// Which times, and what may be wrong.
+        problem: String,
+    },
     /// The text is broken, or a value in it is not what belongs there.
     #[error("{}: byte {offset} (line {line}, column {column}){}: {problem}; good events before: {good_events}; `analyze import --lenient` keeps what is sound", path.display(), if *unpacked { " of the unpacked file" } else { "" })]
     Malformed {

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 
 use ktape_format::Sink;
 
-use super::{ImportError, Options, Progress, Summary, import_file};
+use super::{ImportError, Options, Progress, Summary, import_file, name_of};
 
 /// What became of one file of a folder.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize)]
@@ -39,19 +39,18 @@ pub(super) fn import<S: Sink>(
     let mut all = Summary::default();
     let mut before_bytes = 0;
     for (number, (path, file_bytes)) in files.iter().enumerate() {
-        let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        let name = name_of(path);
         let mut file = FileSummary { name, entries: 0, rank: None, left_out: None, same_rank_as: None };
         let Some(file_bytes) = file_bytes else {
             file.left_out = Some("a folder; name it to import what is in it".to_owned());
             all.files.push(file);
             continue;
         };
-        let twin =
-            files[..number].iter().find(|(_, bytes)| *bytes == Some(*file_bytes)).filter(|(twin, _)| same(twin, path));
+        let mut as_long = files[..number].iter().filter(|(_, bytes)| *bytes == Some(*file_bytes));
+        let twin = as_long.find(|(twin, _)| same(twin, path));
         let outcome = match twin {
             Some((twin, _)) => {
-                let twin = twin.file_name().unwrap_or_default().to_string_lossy();
-                file.left_out = Some(format!("byte for byte the same as {twin}"));
+                file.left_out = Some(format!("byte for byte the same as {}", name_of(twin)));
                 None
             }
             None => {
@@ -94,10 +93,13 @@ fn files_of(folder: &Path) -> io::Result<Vec<(PathBuf, Option<u64>)>> {
     let mut files = Vec::new();
     for entry in folder.read_dir()? {
         let entry = entry?;
-        let metadata = std::fs::metadata(entry.path())?;
-        let is_hidden = entry.file_name().to_string_lossy().starts_with('.');
-        if (metadata.is_file() || metadata.is_dir()) && !is_hidden {
-            files.push((entry.path(), metadata.is_file().then_some(metadata.len())));
+        if entry.file_name().to_string_lossy().starts_with('.') {
+            continue;
+        }
+        // A link that leads nowhere is told, by its own name, where it is opened.
+        let metadata = std::fs::metadata(entry.path()).or_else(|_| entry.metadata())?;
+        if metadata.is_file() || metadata.is_dir() || metadata.is_symlink() {
+            files.push((entry.path(), (!metadata.is_dir()).then_some(metadata.len())));
         }
     }
     files.sort();

@@ -58,6 +58,12 @@ pub fn import<S: Sink>(
     Ok(summary)
 }
 
+/// What a file is called. Names that are no UTF-8 stay different from each other, so that their processes do too.
+fn name_of(path: &Path) -> String {
+    let name = path.file_name().unwrap_or(path.as_os_str());
+    name.to_str().map_or_else(|| name.as_encoded_bytes().escape_ascii().to_string(), str::to_owned)
+}
+
 /// Imports one file, of several on the tape or the only one.
 fn import_file<S: Sink>(
     path: &Path,

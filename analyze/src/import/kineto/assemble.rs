@@ -17,6 +17,7 @@ use super::arguments::text;
 use super::collect::{Collector, Found};
 use super::error::Fault;
 use super::json::{Expect, Stop, StopState, Text, broken, syntax_fault};
+use super::pieces::PIECE_BYTES;
 use super::read::{ReadPiece, found_in};
 use super::records::Records;
 use crate::import::mixup::{ROCPROFV3, other_than_json};
@@ -25,6 +26,9 @@ use crate::import::{Broken, Summary, Tool};
 /// The longest event or top-level value, and the most text that is skipped to find the next event. Longer ones would
 /// have to be held in memory whole, and read again with every piece that they go on in.
 const LONGEST_BYTES: usize = 64 << 20;
+
+/// How many times the text may be read in vain before the rest of it is left out.
+const MOST_IN_VAIN: u64 = 16;
 
 /// What comes next in the text.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -67,6 +71,11 @@ pub(super) struct Assembler<'s, S> {
     ignored: Option<Broken>,
     /// The text that was not read yet.
     rest: Vec<u8>,
+    /// How long that must be before it is looked at again: twice as long as when it was not enough, as looking at it
+    /// with every piece would take a time that grows with its square.
+    enough: usize,
+    /// How much was read in vain of what was then found to be broken.
+    vain_bytes: u64,
     /// Where `rest` begins in the text.
     offset: u64,
     /// How many lines end before `rest`.
@@ -97,6 +106,8 @@ impl<'s, S: Sink> Assembler<'s, S> {
             has_events: false,
             ignored: None,
             rest: Vec::new(),
+            enough: 0,
+            vain_bytes: 0,
             offset: 0,
             lines: 0,
             line_offset: 0,
@@ -113,6 +124,9 @@ impl<'s, S: Sink> Assembler<'s, S> {
             self.rest = text;
         } else {
             self.rest.extend_from_slice(&text);
+        }
+        if self.rest.len() < self.enough {
+            return Ok(());
         }
         self.advance(is_right.then_some((found, stop)), false)
     }
@@ -175,6 +189,7 @@ impl<'s, S: Sink> Assembler<'s, S> {
                 Step::To(to) => at = to,
                 Step::More(from) if !last && self.rest.len() - from <= LONGEST_BYTES => {
                     self.leave(from);
+                    self.enough = (2 * self.rest.len()).min(LONGEST_BYTES + 1);
                     return Ok(());
                 }
                 Step::More(from) if !last => {
@@ -314,8 +329,12 @@ impl<'s, S: Sink> Assembler<'s, S> {
     /// end, as there is no further event; around it where a key begins that traces have.
     fn skip(&mut self, from: usize, offset: usize, problem: String, last: bool) -> Result<Step, Fault> {
         let rest = &self.rest[from..];
-        if matches!(self.next, Next::Events(_)) {
+        // What begins or ends again and again would be read, or looked for, from each place to the end.
+        let gives_up = self.vain_bytes > MOST_IN_VAIN * (self.offset + rest.len() as u64 + PIECE_BYTES as u64);
+        if matches!(self.next, Next::Events(_)) && !gives_up {
             let (length, next) = end_of_events(rest, self.bare);
+            // Before, an event was looked for in all of it.
+            self.vain_bytes += rest.len() as u64;
             let mut collector = Collector::default();
             broken(&rest[..length], 0, problem, &mut collector);
             let mut found = collector.finish();
@@ -326,8 +345,8 @@ impl<'s, S: Sink> Assembler<'s, S> {
         }
         let is_comma_missing = self.next == Next::Comma && rest.starts_with(b"\"");
         let length = match if is_comma_missing { Some(0) } else { next_key(rest, 1) } {
-            Some(length) if self.next != Next::End => length,
-            None if !last && self.next != Next::End => return Ok(Step::More(from)),
+            Some(length) if self.next != Next::End && !gives_up => length,
+            None if !last && self.next != Next::End && !gives_up => return Ok(Step::More(from)),
             _ if self.has_events => {
                 let offset = self.offset + from as u64;
                 self.ignored = Some(Broken { offset, bytes: 0, mended: false, problem });
@@ -337,6 +356,7 @@ impl<'s, S: Sink> Assembler<'s, S> {
             _ => return Err(Fault::At { offset, problem }),
         };
         self.next = Next::Key { or_end: false };
+        self.vain_bytes += (offset - from) as u64;
         let (offset, bytes) = (self.offset + from as u64, length as u64);
         self.summary.broken.see(Broken { offset, bytes, mended: is_comma_missing, problem });
         Ok(Step::To(from + length))
@@ -367,17 +387,19 @@ impl<'s, S: Sink> Assembler<'s, S> {
 /// Where the array seems to end that a text is in, and what comes there: its bracket with a key that traces have or
 /// the object's end behind it; or, where there is no bracket, such a key or the object's end itself.
 fn end_of_events(text: &[u8], bare: bool) -> (usize, Next) {
+    let until = text.trim_ascii_end();
     let ends_here = |at: usize| {
-        let behind = text[at + 1..].trim_ascii_start();
+        let behind = until[at + 1..].trim_ascii_start();
         match behind.strip_prefix(b",") {
             Some(behind) => is_key(behind.trim_ascii_start()),
             None if bare => behind.is_empty(),
-            None => behind.strip_prefix(b"}").is_some_and(|behind| behind.trim_ascii().is_empty()),
+            None => behind == b"}",
         }
     };
-    let bracket = memchr_iter(b']', text).find(|at| ends_here(*at)).map(|at| (at, Next::Events(Expect::Comma)));
-    let key = if bare { None } else { next_key(text, 0).map(|at| (at, Next::Key { or_end: false })) };
-    let nearest = bracket.into_iter().chain(key).min_by_key(|(at, _)| *at);
+    let key = if bare { None } else { next_key(text, 0) };
+    let before_key = &text[..key.unwrap_or(text.len())];
+    let bracket = memchr_iter(b']', before_key).find(|at| ends_here(*at)).map(|at| (at, Next::Events(Expect::Comma)));
+    let nearest = bracket.or(key.map(|at| (at, Next::Key { or_end: false })));
     nearest.unwrap_or(match text.trim_ascii() {
         b"}" if !bare => (0, Next::Comma),
         _ => (text.len(), Next::Events(Expect::Comma)),

@@ -12,6 +12,8 @@ pub(super) enum Fault {
     },
     /// The text as a whole is something else.
     NotATrace(String),
+    /// It has times that the tape's clock cannot count.
+    Times(String),
     /// From the sink.
     Sink(Box<dyn std::error::Error + Send + Sync>),
 }

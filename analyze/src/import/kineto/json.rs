@@ -173,6 +173,7 @@ pub(super) fn elements(text: &[u8], mut expect: Expect, lenient: bool, handler: 
                     expect = Expect::Comma;
                     continue;
                 }
+                Err(Refused::Cut) if valid.reach(text, at) => continue,
                 Err(Refused::Cut) => match valid.bad {
                     None => return stop(StopState::Within),
                     Some(offset) => (offset, "a byte that is not UTF-8, as JSON must be".into()),
@@ -184,7 +185,7 @@ pub(super) fn elements(text: &[u8], mut expect: Expect, lenient: bool, handler: 
         patience = patience.saturating_sub(offset - at);
         let next = match lenient {
             true if patience == 0 => next_event(text, offset.max(at + 1)).map(|next| (next, Expect::Element)),
-            true => behind_broken(text, &valid, at, expect, &mut patience),
+            true => behind_broken(text, &mut valid, at, expect, &mut patience),
             false => None,
         };
         match next {
@@ -203,17 +204,26 @@ pub(super) fn elements(text: &[u8], mut expect: Expect, lenient: bool, handler: 
 
 /// Where to go on behind something broken, if the text is long enough to know: what is JSON and no event ends where
 /// its JSON ends; anything else ends where the next event seems to begin.
-fn behind_broken(
-    text: &[u8],
-    valid: &Valid<'_>,
+fn behind_broken<'t>(
+    text: &'t [u8],
+    valid: &mut Valid<'t>,
     at: usize,
     expect: Expect,
     patience: &mut usize,
 ) -> Option<(usize, Expect)> {
-    if expect != Expect::Comma {
+    while expect != Expect::Comma {
         let rest = valid.after(at);
         let mut values = serde_json::Deserializer::from_str(rest).into_iter::<IgnoredAny>();
-        match values.next() {
+        let value = values.next();
+        let may_go_on = match &value {
+            Some(Ok(_)) => values.byte_offset() == rest.len(),
+            Some(Err(error)) => syntax_fault(rest.as_bytes(), error).is_none(),
+            None => true,
+        };
+        if may_go_on && valid.reach(text, at) {
+            continue;
+        }
+        match value {
             Some(Ok(_)) => {
                 let end = at + values.byte_offset();
                 match text[end..].trim_ascii_start().first() {
@@ -229,6 +239,7 @@ fn behind_broken(
             }
             None => {}
         }
+        break;
     }
     next_event(text, at + 1).map(|next| (next, Expect::Element))
 }
@@ -248,24 +259,46 @@ pub(super) fn broken(text: &[u8], at: usize, problem: String, handler: &mut impl
     handler.broken(Broken { offset: at as u64, bytes: span.len() as u64, mended: is_mended, problem });
 }
 
-/// The text from a place on, as far as it is UTF-8: checked once, so that strings need not be looked at again.
+/// The text from a place on, as far as it is UTF-8: checked once, so that strings need not be looked at again. It is
+/// checked only as far as something was asked for, as an array may end long before the text that it is in.
 struct Valid<'t> {
     from: usize,
     text: &'t str,
     /// Where there is a byte that is not; none where the text ends, be it within a character.
     bad: Option<usize>,
+    /// How much was checked.
+    bytes: usize,
+    /// Whether that is all of the text.
+    to_the_end: bool,
 }
+
+/// How much is checked at first.
+const CHECKED_BYTES: usize = 4 << 10;
 
 impl<'t> Valid<'t> {
     fn from(text: &'t [u8], from: usize) -> Valid<'t> {
-        match std::str::from_utf8(&text[from..]) {
-            Ok(text) => Valid { from, text, bad: None },
-            Err(error) => Valid {
-                from,
-                text: std::str::from_utf8(&text[from..from + error.valid_up_to()]).unwrap_or_default(),
-                bad: error.error_len().map(|_| from + error.valid_up_to()),
-            },
+        Valid::within(text, from, CHECKED_BYTES)
+    }
+
+    fn within(text: &'t [u8], from: usize, bytes: usize) -> Valid<'t> {
+        let to = from.saturating_add(bytes).min(text.len());
+        let (valid, bad) = match std::str::from_utf8(&text[from..to]) {
+            Ok(text) => (text, None),
+            Err(error) => {
+                let valid = std::str::from_utf8(&text[from..from + error.valid_up_to()]).unwrap_or_default();
+                (valid, error.error_len().map(|_| from + error.valid_up_to()))
+            }
+        };
+        Valid { from, text: valid, bad, bytes, to_the_end: to == text.len() }
+    }
+
+    /// Checks on from a place, twice as much as before, if there is more.
+    fn reach(&mut self, text: &'t [u8], at: usize) -> bool {
+        let more = self.bad.is_none() && !self.to_the_end;
+        if more {
+            *self = Valid::within(text, at, self.bytes.saturating_mul(2));
         }
+        more
     }
 
     fn after(&self, at: usize) -> &'t str {

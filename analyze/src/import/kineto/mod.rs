@@ -36,7 +36,7 @@ use write::Writer;
 pub(in crate::import) use arguments::{DERIVED, IDS};
 
 use super::source::{Text, is_of_the_packing};
-use super::{ImportError, Options, Progress, Summary};
+use super::{ImportError, Options, Progress, Summary, name_of};
 
 /// Imports the JSON text of one trace into `sink`. `name` is what the file is called, in the tape and in errors.
 pub fn import_bytes<S: Sink>(
@@ -69,7 +69,7 @@ fn import_text<S: Sink>(
     mut progress: impl FnMut(Progress),
 ) -> Result<Summary, ImportError> {
     let Text { path, reader, unpacked, done_bytes, file_bytes } = text;
-    let name = path.file_name().unwrap_or(path.as_os_str()).to_string_lossy().into_owned();
+    let name = name_of(&path);
     let mut assembler = Assembler::new(sink, options.lenient);
     let ended = read::pieces(Cutter::new(reader, piece_bytes), options.lenient, |piece| {
         assembler.piece(piece)?;
@@ -91,6 +91,7 @@ fn import_text<S: Sink>(
             let (sink, records, summary) = assembler.finish();
             return Writer::write(sink, &name, of_many, records, summary).map_err(|fault| match fault {
                 Fault::Sink(source) => ImportError::Sink { path, source },
+                Fault::Times(problem) => ImportError::Times { path, problem },
                 Fault::NotATrace(found) | Fault::At { problem: found, .. } => ImportError::NotATrace { path, found },
             });
         }
@@ -102,6 +103,7 @@ fn import_text<S: Sink>(
             ImportError::Malformed { path, offset, line, column, unpacked, good_events, problem }
         }
         Fault::NotATrace(found) => ImportError::NotATrace { path, found },
+        Fault::Times(problem) => ImportError::Times { path, problem },
         Fault::Sink(source) => ImportError::Sink { path, source },
     })
 }
@@ -147,6 +149,66 @@ mod tests {
             let began = std::time::Instant::now();
             outcome(text.as_bytes(), PIECE_BYTES, true);
             assert!(began.elapsed().as_secs() < 20, "{level}: {:?}", began.elapsed());
+        }
+    }
+
+    /// Texts in which each of many places could be where the array ends or another begins, with all of the rest behind.
+    #[test]
+    fn what_begins_and_ends_without_end_is_not_read_from_each_place() {
+        for (before, part, behind) in [
+            (r#"{"traceEvents":[{"ph":!"#, "]}x", " "),
+            (r#"{"a":1"#, r#","traceEvents":[]"#, "}"),
+            (r#"{"traceEvents":[{"ph":!"#, r#","traceEvents":[]"#, "!"),
+            (r#"{"traceEvents":[{"ph":!"#, r#","traceEvents":[!"#, "!"),
+            (r#"{"traceEvents":[]"#, r#","traceEvents":[{"a":{"k":0"#, "!"),
+            (r#"{"traceEvents":[]"#, r#","otherData":{"k":0"#, "!"),
+        ] {
+            let text = [before, &part.repeat(150_000), &behind.repeat(1_000_000)].concat();
+            let began = std::time::Instant::now();
+            outcome(text.as_bytes(), PIECE_BYTES, true);
+            assert!(began.elapsed().as_secs() < 20, "{before}{part}: {:?}", began.elapsed());
+        }
+    }
+
+    /// Each series of a counter is named with the counter's name in it.
+    #[test]
+    fn the_names_of_a_counters_series_are_not_many_times_the_text() {
+        let counter = |name: &str| {
+            let series: Vec<String> = (0..1000).map(|number| format!(r#""{number}": 1"#)).collect();
+            let args = series.join(",");
+            let text = format!(r#"[{{"ph": "C", "name": "{name}", "pid": 1, "ts": 1, "args": {{{args}}}}}]"#);
+            outcome(text.as_bytes(), PIECE_BYTES, false)
+        };
+        assert!(counter("bytes").contains(r#"kept: {"counter": 1}"#));
+        let long = counter(&"n".repeat(1000));
+        assert!(long.contains(r#"not_kept: {"counter of too many series for its long name": 1}"#), "{long}");
+        assert!(long.len() < 10_000);
+    }
+
+    #[test]
+    fn times_beyond_the_clock_are_cut_and_those_that_are_none_begin_nothing() {
+        let slice = |ts: &str, dur: &str| {
+            format!(r#"{{"ph": "X", "cat": "cpu_op", "name": "a", "pid": 1, "tid": 1, "ts": {ts}, "dur": {dur}}}"#)
+        };
+        let text = format!("[{}, {}, {{!]", slice("0", "1"), slice("1700000000000000", "9223372036854775.807"));
+        let mut memory = Memory::default();
+        let text = Text::of_bytes(text.as_bytes(), "trace.json");
+        let summary = import_text(text, PIECE_BYTES, false, &mut memory, Options { lenient: true }, |_| {}).unwrap();
+        let first_ns = 1_700_000_000_000_000_000;
+        assert_eq!(memory.events.clock.start_ns, [first_ns]);
+        assert_eq!(memory.events.loss.start_ns, [first_ns]);
+        assert_eq!(memory.events.slice.duration_ns, [1000, i64::MAX.abs_diff(first_ns)]);
+        assert_eq!(summary.repaired.values().sum::<u64>(), 2, "{:?}", summary.repaired);
+    }
+
+    /// What does not end is not read again with every piece.
+    #[test]
+    fn what_is_long_is_read_twice_at_most() {
+        for part in ["[", "{", "},{"] {
+            let text = [r#"{"traceEvents": ["#, &part.repeat(2 << 20)].concat();
+            let began = std::time::Instant::now();
+            outcome(text.as_bytes(), 1 << 12, true);
+            assert!(began.elapsed().as_secs() < 20, "{part}: {:?}", began.elapsed());
         }
     }
 

@@ -291,7 +291,7 @@ impl Records {
             && ends.iter().any(|end| end.checked_add(self.base_ns).is_none())
         {
             let base_ns = self.base_ns;
-            return Err(Fault::NotATrace(format!(
+            return Err(Fault::Times(format!(
                 "its times from `baseTimeNanoseconds` {base_ns} on are beyond the year 2262; that key must be wrong"
             )));
         }
@@ -302,6 +302,9 @@ impl Records {
     /// not known. Returns how many of each there were.
     pub(super) fn set_missing_times(&mut self) -> (u64, u64) {
         let starts = self.starts;
+        if starts.is_unset(starts.least_ns) {
+            self.starts.least_ns = starts.least_set_ns;
+        }
         let mut on_host = 0;
         let mut set = |start_ns: &mut i64| on_host += u64::from(starts.set(start_ns));
         self.calls.iter_mut().for_each(|call| set(&mut call.start_ns));
@@ -323,6 +326,21 @@ impl Records {
             on_device += 1;
         }
         (on_host, on_device)
+    }
+
+    /// Shortens what ends beyond the last time that the tape's clock has. Returns how many there were.
+    pub(super) fn cut_ends(&mut self, base_ns: i64) -> u64 {
+        let mut cut = 0;
+        let mut fit = |start_ns: i64, duration_ns: &mut u64| {
+            let longest_ns = i64::MAX.abs_diff(start_ns + base_ns);
+            cut += u64::from(*duration_ns > longest_ns);
+            *duration_ns = longest_ns.min(*duration_ns);
+        };
+        self.calls.iter_mut().for_each(|call| fit(call.start_ns, &mut call.duration_ns));
+        self.device_ops.iter_mut().for_each(|op| fit(op.start_ns, &mut op.duration_ns));
+        self.slices.iter_mut().for_each(|slice| fit(slice.row.start_ns, &mut slice.row.duration_ns));
+        self.ranges.iter_mut().for_each(|range| fit(range.row.start_ns, &mut range.row.duration_ns));
+        cut
     }
 
     /// Puts every kind in order of time; what begins together stays in the file's order.

@@ -27,6 +27,8 @@ pub(super) enum Fault {
     },
     /// The database as a whole is something else.
     NotATrace(String),
+    /// It has times that the tape's clock cannot count.
+    Times(String),
     /// From the sink.
     Sink(Box<dyn std::error::Error + Send + Sync>),
 }
@@ -50,6 +52,7 @@ impl Fault {
                 ImportError::Row { path, place: format!("table {table}{row}, column {column}"), problem }
             }
             Fault::NotATrace(found) => ImportError::NotATrace { path, found },
+            Fault::Times(problem) => ImportError::Times { path, problem },
             Fault::Sink(source) => ImportError::Sink { path, source },
         }
     }

@@ -35,7 +35,7 @@ use strings::Strings;
 pub(in crate::import) use columns::reason;
 
 use crate::import::calls::Keep;
-use crate::import::{ImportError, Options, Progress, Summary};
+use crate::import::{ImportError, Options, Progress, Summary, name_of};
 
 /// What every SQLite database begins with.
 const SQLITE: &[u8] = b"SQLite format 3\0";
@@ -62,7 +62,7 @@ pub(super) fn import<S: Sink>(
     options: Options,
     progress: impl FnMut(Progress),
 ) -> Result<Summary, ImportError> {
-    let name = path.file_name().unwrap_or(path.as_os_str()).to_string_lossy();
+    let name = name_of(path);
     let database = if first_bytes.starts_with(SQLITE) {
         complete(path).and_then(|()| Database::open(path))
     } else {
@@ -244,7 +244,7 @@ impl<'s, 'd, S: Sink, P: FnMut(Progress)> Importer<'s, 'd, S, P> {
 
     /// A time of the report as one of the tape.
     fn time(&self, ns: i64) -> Result<i64, Fault> {
-        ns.checked_add(self.base_ns).ok_or_else(|| Fault::NotATrace(format!("has a time beyond the year 2262: {ns}")))
+        ns.checked_add(self.base_ns).ok_or_else(|| Fault::Times(format!("has a time beyond the year 2262: {ns}")))
     }
 
     fn duration(&mut self, start_ns: i64, end_ns: i64) -> u64 {

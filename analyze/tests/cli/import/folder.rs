@@ -224,3 +224,56 @@ fn eight_real_ranks_are_the_sum_of_each_alone() {
         definitions.devices.process.iter().copied().zip(definitions.devices.index.iter().copied()).collect();
     assert_eq!(owners.len(), definitions.devices.index.len(), "no device is of two ranks");
 }
+
+/// Of the files that are as long as it is, the first is another.
+#[test]
+fn the_same_file_is_found_among_others_of_its_length() {
+    let (zero, one) = (rank(0), rank(1));
+    let folder = folder(&[("a.json", zero.as_bytes()), ("b.json", one.as_bytes()), ("c.json", one.as_bytes())]);
+    let (output, summary) = import(folder.path(), &[]);
+    assert_eq!(output.status.code(), Some(0));
+    assert_eq!(left_out(&summary)["c.json"], "byte for byte the same as b.json");
+}
+
+/// The lock files of editors are links that lead nowhere.
+#[cfg(unix)]
+#[test]
+fn a_link_that_leads_nowhere_is_named_unless_it_is_hidden() {
+    let zero = rank(0);
+    let folder = folder(&[("rank0.json", zero.as_bytes())]);
+    let link = |name: &str| std::os::unix::fs::symlink("nowhere", folder.path().join("ranks").join(name)).unwrap();
+    link(".#rank0.json");
+    assert_eq!(import(folder.path(), &[]).0.status.code(), Some(0));
+    link("rank1.json");
+    let (output, _) = import(folder.path(), &["--force"]);
+    let error = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(output.status.code(), Some(1), "{error}");
+    assert!(error.contains("rank1.json: cannot read it"), "{error}");
+}
+
+/// It is a trace, so it is not left out like a README.
+#[test]
+fn a_trace_with_times_beyond_the_clock_stops_the_import() {
+    let (zero, one) = (rank(0), rank(1).replacen('{', r#"{"baseTimeNanoseconds": 9223372036854775807, "#, 1));
+    let folder = folder(&[("rank0.json", zero.as_bytes()), ("rank1.json", one.as_bytes())]);
+    let (output, _) = import(folder.path(), &[]);
+    let error = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(output.status.code(), Some(1), "{error}");
+    assert!(error.contains("rank1.json: its times"), "{error}");
+}
+
+/// Shown with replacement characters, both would be one.
+#[cfg(target_os = "linux")]
+#[test]
+fn names_that_are_no_utf8_stay_two_processes() {
+    use std::os::unix::ffi::OsStrExt as _;
+    let (zero, one) = (rank(0), rank(1));
+    let folder = folder(&[]);
+    for (name, text) in [(&b"a\xfe.json"[..], zero), (b"a\xff.json", one)] {
+        std::fs::write(folder.path().join("ranks").join(std::ffi::OsStr::from_bytes(name)), text).unwrap();
+    }
+    let (output, summary) = import(folder.path(), &[]);
+    assert_eq!(output.status.code(), Some(0));
+    assert_eq!(left_out(&summary), [("a\\xfe.json", &Value::Null), ("a\\xff.json", &Value::Null)].into());
+    assert_eq!(read(&folder.path().join("ranks.ktape")).definitions.processes.pid, [7, 7]);
+}

@@ -12,6 +12,10 @@ use crate::import::Summary;
 /// The category of instants on the profiler's own rows, which have none.
 const PROFILERS_OWN: &str = "Trace";
 
+/// How long the names of the series of one counter may be together: each has the counter's name in it, so that a long
+/// one with many series would be many times as long as its text.
+const SERIES_NAMES_BYTES: usize = 1 << 16;
+
 impl Collector {
     pub(super) fn instant(&mut self, event: &RawEvent<'_>, start_ns: i64) {
         // By its name, the one exception: 2021's have no category.
@@ -56,6 +60,10 @@ impl Collector {
             Id::Text(text) => text.strip_prefix("GPU ").and_then(|rest| rest.split(' ').next()?.parse().ok()),
             Id::Number(_) | Id::None => None,
         };
+        if event.name.len().saturating_mul(series.len().saturating_sub(1)) > SERIES_NAMES_BYTES {
+            Summary::count(&mut self.summary.not_kept, "counter of too many series for its long name", "", 1);
+            return;
+        }
         let mut kept = false;
         for (key, value) in series {
             let Some(value) = value.as_f64() else {

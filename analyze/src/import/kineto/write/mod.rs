@@ -76,6 +76,7 @@ impl<'s, S: Sink> Writer<'s, S> {
         let (on_host, on_device) = records.set_missing_times();
         summary.repair_all("event without a time (`ts` 0), set to the file's first", on_host);
         summary.repair_all("device operation without a time (`ts` 0), set to its call's", on_device);
+        summary.repair_all("event that ends beyond the year 2262, its end set to that", records.cut_ends(base_ns));
         records.sort();
         let places = Places::new(sink, source, &records)?;
         let mut writer = Writer { sink, places, summary, base_ns, of_many, kept: Vec::new() };
