@@ -201,6 +201,19 @@ mod tests {
         assert_eq!(summary.repaired.values().sum::<u64>(), 2, "{:?}", summary.repaired);
     }
 
+    /// Its end is where it was.
+    #[test]
+    fn a_beginning_without_a_time_begins_with_the_file() {
+        let edge =
+            |phase: &str, ts: &str| format!(r#"{{"ph": "{phase}", "name": "a", "pid": 1, "tid": 1, "ts": {ts}}}"#);
+        let other = edge("i", "1700000000000000");
+        let text = format!("[{}, {other}, {}]", edge("B", "0"), edge("E", "1700000000000010"));
+        let mut memory = Memory::default();
+        import_bytes(text.as_bytes(), "trace.json", &mut memory, Options::default(), |_| {}).unwrap();
+        let slices = &memory.events.slice;
+        assert_eq!((slices.start_ns[0], slices.duration_ns[0]), (1_700_000_000_000_000_000, 10_000));
+    }
+
     /// What does not end is not read again with every piece.
     #[test]
     fn what_is_long_is_read_twice_at_most() {

@@ -309,6 +309,7 @@ impl Records {
         let mut set = |start_ns: &mut i64| on_host += u64::from(starts.set(start_ns));
         self.calls.iter_mut().for_each(|call| set(&mut call.start_ns));
         self.slices.iter_mut().for_each(|slice| set(&mut slice.row.start_ns));
+        self.edges.iter_mut().for_each(|edge| set(&mut edge.at_ns));
         self.ranges.iter_mut().for_each(|range| set(&mut range.row.start_ns));
         self.memory.iter_mut().for_each(|instant| set(&mut instant.start_ns));
         self.marks.iter_mut().for_each(|mark| set(&mut mark.start_ns));

@@ -71,9 +71,9 @@ impl<'s, S: Sink> Writer<'s, S> {
         if dialect::name_rows(&mut records) {
             summary.tool = summary.tool.max(Some(Tool::TensorFlow));
         }
-        edges::pair(&mut records, &mut summary);
         let base_ns = records.checked_base_ns()?;
         let (on_host, on_device) = records.set_missing_times();
+        edges::pair(&mut records, &mut summary);
         summary.repair_all("event without a time (`ts` 0), set to the file's first", on_host);
         summary.repair_all("device operation without a time (`ts` 0), set to its call's", on_device);
         summary.repair_all("event that ends beyond the year 2262, its end set to that", records.cut_ends(base_ns));

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use ktape_analyze::import::{Options, nsys};
+use ktape_analyze::import::{self, ImportError, Options, nsys};
 use ktape_format::{Memory, Table};
 use proptest::prelude::*;
 
@@ -291,4 +291,13 @@ proptest! {
         }
         let _ = nsys::import_bytes(&bytes, "changed.sqlite", &mut Memory::default(), Options { lenient }, |_| {});
     }
+}
+
+/// In a folder, where its times are counted from 1970. Its device work was written before the time was met.
+#[test]
+fn a_report_with_times_beyond_the_clock_is_not_half_kept() {
+    let report = small();
+    report.run("UPDATE OSRT_API SET start = 9223372036854775800, end = 9223372036854775807");
+    let outcome = import::import(report.folder.path(), &mut Memory::default(), Options::default(), |_| {});
+    assert!(matches!(outcome, Err(ImportError::Times { .. })), "{outcome:?}");
 }
