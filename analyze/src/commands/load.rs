@@ -71,6 +71,9 @@ pub fn load(path: &Path, selection: &Selection) -> Result<Loaded> {
 /// Opens a tape as a file, for what a trace of another tool does not have.
 pub fn open_tape(path: &Path) -> Result<Tape> {
     let name = || path.display().to_string();
+    if path.is_dir() {
+        bail!("{}: is a directory; name a tape in it", path.display());
+    }
     if !is_tape(path)? && std::fs::metadata(path).with_context(name)?.len() > 0 {
         bail!("{}: is not a tape; `analyze import` makes one of a PyTorch or Nsight Systems trace", path.display());
     }
