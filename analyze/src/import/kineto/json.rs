@@ -211,7 +211,11 @@ fn behind_broken<'t>(
     expect: Expect,
     patience: &mut usize,
 ) -> Option<(usize, Expect)> {
-    while expect != Expect::Comma {
+    let next = || next_event(text, at + 1).map(|next| (next, Expect::Element));
+    if expect == Expect::Comma {
+        return next();
+    }
+    loop {
         let rest = valid.after(at);
         let mut values = serde_json::Deserializer::from_str(rest).into_iter::<IgnoredAny>();
         let value = values.next();
@@ -239,9 +243,8 @@ fn behind_broken<'t>(
             }
             None => {}
         }
-        break;
+        return next();
     }
-    next_event(text, at + 1).map(|next| (next, Expect::Element))
 }
 
 /// A broken place that has nothing in it.
