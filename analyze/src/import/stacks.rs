@@ -54,7 +54,16 @@ pub(super) struct Stacks {
     /// How many slices are in no stack, as they lie within [`MOST_FRAMES`] others: only a damaged trace has such, and
     /// the time that a stack takes grows with its depth.
     pub(super) too_deep: u64,
+    /// How many stacks lack their innermost frames, as there were more than [`NODES_AN_EVENT`].
+    pub(super) cut_short: u64,
+    /// How many nodes may still be made.
+    nodes_left: u64,
 }
+
+/// How many nodes of stacks there may be for each slice and query. A slice makes one, and one that leaves from the middle
+/// as many again as stand above it; no real trace at hand comes near this. Where all of them cross, each query would make
+/// as many as the stack is deep, which fills the memory.
+pub(super) const NODES_AN_EVENT: u64 = 16;
 
 /// Answers all queries. A slice is in the stack at `t` if it began at or before `t` and ends after it, or is empty and
 /// lies at `t`.
@@ -67,7 +76,12 @@ pub(super) fn resolve<S: Sink>(
     // Both sorts are stable: what is equal in all else stays in the file's order.
     spans.par_sort_by_key(|span| (span.thread, span.start_ns, Reverse(span.end_ns), span.rank));
     queries.par_sort_by_key(|query| (query.thread, query.at_ns));
-    let mut stacks = Stacks { by_slot: vec![0; slots], too_deep: 0 };
+    let mut stacks = Stacks {
+        by_slot: vec![0; slots],
+        too_deep: 0,
+        cut_short: 0,
+        nodes_left: NODES_AN_EVENT * (spans.len() + queries.len()) as u64,
+    };
     let mut open = Open::default();
     let mut spans = spans.into_iter().peekable();
     for query in queries {
@@ -75,7 +89,7 @@ pub(super) fn resolve<S: Sink>(
             open.enter(sink, span, &mut stacks)?;
         }
         open.advance(query.thread, query.at_ns);
-        stacks.by_slot[query.slot as usize] = open.stack(sink)?;
+        stacks.by_slot[query.slot as usize] = open.stack(sink, &mut stacks)?;
     }
     for span in spans {
         open.enter(sink, span, &mut stacks)?;
@@ -109,7 +123,7 @@ impl Open {
     fn enter<S: Sink>(&mut self, sink: &mut S, span: Span, stacks: &mut Stacks) -> Result<(), S::Error> {
         self.advance(span.thread, span.start_ns);
         if let Some(slot) = span.slot {
-            stacks.by_slot[slot as usize] = self.stack(sink)?;
+            stacks.by_slot[slot as usize] = self.stack(sink, stacks)?;
         }
         if self.entries.len() >= MOST_FRAMES {
             stacks.too_deep += 1;
@@ -139,7 +153,7 @@ impl Open {
 
     /// The stack of all entries. The frames that the innermost of them says it was called from come outermost: they
     /// are the whole Python stack at that instant, those of an outer operator an earlier one.
-    fn stack<S: Sink>(&mut self, sink: &mut S) -> Result<u32, S::Error> {
+    fn stack<S: Sink>(&mut self, sink: &mut S, stacks: &mut Stacks) -> Result<u32, S::Error> {
         let root = self.entries.iter().rev().map(|entry| entry.call_stack).find(|stack| *stack != 0).unwrap_or(0);
         if root != self.root {
             (self.root, self.known) = (root, 0);
@@ -149,10 +163,15 @@ impl Open {
             known => self.entries[known - 1].stack,
         };
         for entry in &mut self.entries[self.known..] {
+            let Some(left) = stacks.nodes_left.checked_sub(1) else {
+                stacks.cut_short += 1;
+                break;
+            };
+            stacks.nodes_left = left;
             entry.stack = sink.define(Stack { parent, frame: entry.frame, line: 0 })?;
             parent = entry.stack;
+            self.known += 1;
         }
-        self.known = self.entries.len();
         Ok(parent)
     }
 }
@@ -160,7 +179,7 @@ impl Open {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use ktape_format::Memory;
+    use ktape_format::{Memory, Table as _};
     use proptest::prelude::*;
 
     fn span(start_ns: i64, end_ns: i64, rank: Rank, frame: u32) -> Span {
@@ -260,6 +279,17 @@ mod tests {
         let beside: Vec<Span> = (0..10_000).map(|at| span(at, at + 1, Rank::Python, 1)).collect();
         let Ok(stacks) = resolve(&mut memory, beside, Vec::new(), 0);
         assert_eq!(stacks.too_deep, 0);
+    }
+
+    #[test]
+    fn slices_that_all_cross_do_not_fill_the_memory() {
+        let count = 10_000;
+        let crossing: Vec<Span> = (0..count).map(|at| span(at, at + 1500, Rank::Python, at as u32 + 1)).collect();
+        let queries = (0..count).map(|at| Query { thread: 1, at_ns: at, slot: at as u32 }).collect();
+        let mut memory = Memory::default();
+        let Ok(stacks) = resolve(&mut memory, crossing, queries, count as usize);
+        assert!(memory.definitions.stacks.len() as u64 <= NODES_AN_EVENT * 2 * count as u64);
+        assert!(stacks.cut_short > 0 && frames(&memory, stacks.by_slot[100]).len() == 101);
     }
 
     proptest! {

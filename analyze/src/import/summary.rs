@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use super::kineto::{DERIVED, IDS};
+use super::stacks::{NODES_AN_EVENT, Stacks};
 use super::{BrokenParts, FileSummary, Tool, nsys};
 use crate::timeline::audit::stream_order::StreamOrder;
 use crate::timeline::names::MOST_FRAMES;
@@ -91,11 +92,17 @@ impl Summary {
         *map.entry(format!("{what} {name}").trim().to_owned()).or_default() += count;
     }
 
-    /// Counts slices that are in no stack (`stacks::Stacks::too_deep`).
-    pub(crate) fn too_deep(&mut self, count: u64) {
-        if count > 0 {
-            let what = format!("slices within {MOST_FRAMES} others,");
-            Summary::count(&mut self.not_kept_parts, &what, "in the stacks of their calls", count);
+    /// Counts what stacks lack that would have grown beyond all measure.
+    pub(super) fn stacks(&mut self, stacks: &Stacks) {
+        let too_deep = format!("slices within {MOST_FRAMES} others,");
+        let cut_short = format!("stacks beyond {NODES_AN_EVENT} nodes an event,");
+        for (what, name, count) in [
+            (too_deep, "in the stacks of their calls", stacks.too_deep),
+            (cut_short, "their innermost frames", stacks.cut_short),
+        ] {
+            if count > 0 {
+                Summary::count(&mut self.not_kept_parts, &what, name, count);
+            }
         }
     }
 

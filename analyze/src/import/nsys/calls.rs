@@ -170,9 +170,9 @@ impl<S: Sink, P: FnMut(Progress)> Importer<'_, '_, S, P> {
         let (first_mark, first_call) = (ranges.len(), ranges.len() + marks.len());
         marks.iter().enumerate().for_each(|(at, mark)| ask(first_mark + at, mark.thread, mark.start_ns));
         calls.iter().enumerate().for_each(|(at, call)| ask(first_call + at, call.thread, call.start_ns));
-        let stacks::Stacks { by_slot: mut all, too_deep } =
-            stacks::resolve(self.sink, spans, queries, first_call + calls.len())?;
-        self.summary.too_deep(too_deep);
+        let stacks = stacks::resolve(self.sink, spans, queries, first_call + calls.len())?;
+        self.summary.stacks(&stacks);
+        let mut all = stacks.by_slot;
         let calls = all.split_off(first_call);
         let marks = all.split_off(first_mark);
         Ok(Stacks { ranges: all, marks, calls })

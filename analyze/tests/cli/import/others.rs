@@ -94,7 +94,7 @@ fn viztracer() {
         ]
     );
     let frame: Frame = definitions.get(events.slice.frame[0]).unwrap();
-    assert_eq!((definitions.string(frame.file), frame.line), ("/home/me/train.py", 3));
+    assert_eq!((definitions.string(frame.file), frame.line), ("/srv/train.py", 3));
     assert_eq!(definitions.string(events.slice.args[0]), r#"{"return_value":"7"}"#);
     assert_eq!(stack(&timeline, events.mark.stack[0]), ["work"]);
     assert_eq!(events.counter.value, [4.0]);

@@ -138,8 +138,9 @@ impl<'s, S: Sink> Writer<'s, S> {
         }
         let slots = calls + memory + ranges;
         records.marks.iter().enumerate().for_each(|(at, mark)| ask(slots + at, mark.thread, mark.start_ns));
-        let stacks::Stacks { by_slot: mut all, too_deep } = stacks::resolve(self.sink, spans, queries, slots + marks)?;
-        self.summary.too_deep(too_deep);
+        let stacks = stacks::resolve(self.sink, spans, queries, slots + marks)?;
+        self.summary.stacks(&stacks);
+        let mut all = stacks.by_slot;
         let marks = all.split_off(calls + memory + ranges);
         let ranges = all.split_off(calls + memory);
         let memory = all.split_off(calls);
