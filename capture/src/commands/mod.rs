@@ -1,0 +1,52 @@
+//! One subcommand, one file. This one holds what they share: the list and the exit code.
+
+use std::io::{self, Write as _};
+use std::process::ExitCode;
+
+use anyhow::Result;
+use clap::{Parser, Subcommand};
+
+mod probes;
+
+/// Records every CUDA call of running processes, with the Python stack that made it, without changing or restarting them.
+#[derive(Parser)]
+#[command(name = "capture", version)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Shows where in a library the probes would be, and what each costs
+    Probes(probes::Args),
+}
+
+/// How a command ended well.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Outcome {
+    /// All of it.
+    Done,
+    /// Done, but events were lost; the report says how many.
+    Losses,
+}
+
+/// Parses the command line, runs the command, prints its error if it fails, and decides the exit code: the only
+/// place that does.
+pub fn main() -> ExitCode {
+    match run(Cli::parse().command) {
+        Ok(Outcome::Done) => ExitCode::SUCCESS,
+        Ok(Outcome::Losses) => ExitCode::from(3),
+        Err(error) => {
+            // A closed stderr leaves nobody to tell.
+            let _ = writeln!(io::stderr(), "error: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(command: Command) -> Result<Outcome> {
+    match command {
+        Command::Probes(args) => probes::run(&args),
+    }
+}
