@@ -1,10 +1,274 @@
-//! The eBPF programs.
+//! The eBPF programs: what runs inside a probe.
+//!
+//! `enter` and `leave` are at every probed function. They ask three things: is this process recorded (`TARGETS`), what is to
+//! be kept of this function (`PLANS`, by the probe's cookie), who called (`stack.rs`). The answer goes into one ring buffer,
+//! and the counters are raised before that is asked for room, so that what it cannot take is known.
+//! `forked`, `executed` and `exited` keep `TARGETS` true; `libraries` tells that a library came or went.
 
 #![no_std]
 #![no_main]
+// The target has atomic addition, but `core` offers it there by intrinsics only.
+#![feature(core_intrinsics)]
+#![expect(internal_features, reason = "see above")]
 
+mod maps;
+mod stack;
+
+use aya_ebpf::EbpfContext as _;
+use aya_ebpf::bindings::pt_regs;
+use aya_ebpf::helpers::generated::{bpf_get_attach_cookie, bpf_probe_read_user, bpf_probe_read_user_str};
+use aya_ebpf::helpers::{bpf_get_current_pid_tgid, bpf_ktime_get_ns, bpf_probe_read_kernel};
+use aya_ebpf::macros::{raw_tracepoint, uprobe, uretprobe};
+use aya_ebpf::programs::{ProbeContext, RawTracePointContext, RetProbeContext};
+use ktape_ebpf::wire::{
+    Call, Lifecycle, MEMORY_BYTES, MemoryCall, NAME_BYTES, NamedCall, Plan, Return, STACK_WORDS, StackCall, kind, life,
+};
+
+use crate::maps::{COUNTERS, OUTS, OutKey, PLANS, TARGETS, TASK_EXIT_CODE, TASK_PID, TASK_TGID, count, send, setting};
+
+/// At a function's entry, or the first instructions after it.
+#[uprobe]
+fn enter(ctx: ProbeContext) -> u32 {
+    entered(&ctx).unwrap_or(0)
+}
+
+/// `Option` only for `?`: where a map has no entry there is nothing to record.
+#[inline(always)]
+fn entered(ctx: &ProbeContext) -> Option<u32> {
+    let pid_tid = bpf_get_current_pid_tgid();
+    let target = TARGETS.get_ptr((pid_tid >> 32) as u32)?;
+    // SAFETY: a helper without arguments.
+    let time_ns = unsafe { bpf_ktime_get_ns() };
+    // SAFETY: the context is this program's.
+    let function = unsafe { bpf_get_attach_cookie(ctx.as_ptr()) } as u32;
+    let plan = PLANS.get(function)?;
+    let counters = COUNTERS.get_ptr_mut(function)?;
+    // SAFETY: a map's value.
+    count(unsafe { &raw mut (*counters).calls });
+    let stack = if plan.stack != 0 { stack::record(target, pid_tid, counters) } else { 0 };
+    // SAFETY: the context of a probe is its registers.
+    let regs = unsafe { &*ctx.regs };
+    let call = Call {
+        kind: plan.record,
+        function,
+        time_ns,
+        pid_tid,
+        stack,
+        stack_pointer: regs.rsp,
+        registers: [regs.rdi, regs.rsi, regs.rdx, regs.rcx, regs.r8, regs.r9],
+    };
+    if plan.outs[0] != 0 {
+        let pointers = [argument(&call, plan.outs[0] - 1), argument(&call, plan.outs[1].wrapping_sub(1))];
+        // A full map loses the oldest call that never returned.
+        let _ = OUTS.insert(OutKey { pid_tid, function: u64::from(function) }, pointers, 0);
+    }
+    let sent = match plan.record {
+        kind::CALL => send(&call),
+        kind::STACK_CALL => send_stack_call(call, regs),
+        kind::MEMORY_CALL => send_memory_call(call, plan),
+        _ => send_named_call(call, plan),
+    };
+    if !sent {
+        // SAFETY: as above.
+        count(unsafe { &raw mut (*counters).calls_lost });
+    }
+    Some(0)
+}
+
+#[inline(always)]
+fn send_stack_call(call: Call, regs: &pt_regs) -> bool {
+    maps::with_room(|record: *mut StackCall| {
+        // SAFETY: the record is reserved and as large as its type.
+        unsafe {
+            (&raw mut (*record).call).write(call);
+            let words = (&raw mut (*record).words).cast();
+            let bytes = (STACK_WORDS * 8) as u32;
+            if bpf_probe_read_user(words, bytes, (regs.rsp + 8) as *const _) != 0 {
+                (&raw mut (*record).call.kind).write(kind::CALL);
+            }
+        }
+        false
+    })
+}
+
+#[inline(always)]
+fn send_memory_call(call: Call, plan: &Plan) -> bool {
+    maps::with_room(|record: *mut MemoryCall| {
+        let bytes = plan.bytes.min(MEMORY_BYTES as u32);
+        // SAFETY: as above.
+        unsafe {
+            (&raw mut (*record).call).write(call);
+            let memory = (&raw mut (*record).memory).cast();
+            let read = bpf_probe_read_user(memory, bytes, argument(&call, plan.pointer) as *const _) == 0;
+            (&raw mut (*record).bytes).write(if read { u64::from(bytes) } else { 0 });
+        }
+        false
+    })
+}
+
+#[inline(always)]
+fn send_named_call(call: Call, plan: &Plan) -> bool {
+    maps::with_room(|record: *mut NamedCall| {
+        // SAFETY: as above.
+        unsafe {
+            (&raw mut (*record).call).write(call);
+            let name = (&raw mut (*record).name).cast();
+            let bytes = bpf_probe_read_user_str(name, NAME_BYTES as u32, argument(&call, plan.pointer) as *const _);
+            (&raw mut (*record).bytes).write(if bytes > 0 { bytes as u64 } else { 0 });
+        }
+        // The name is wanted while its process still is there to be asked for the rest of it.
+        true
+    })
+}
+
+/// One of the first six arguments. Of the record, as the verifier wants the context read at places that it knows.
+#[inline(always)]
+fn argument(call: &Call, index: u32) -> u64 {
+    match index {
+        0 => call.registers[0],
+        1 => call.registers[1],
+        2 => call.registers[2],
+        3 => call.registers[3],
+        4 => call.registers[4],
+        _ => call.registers[5],
+    }
+}
+
+/// When a function returned.
+#[uretprobe]
+fn leave(ctx: RetProbeContext) -> u32 {
+    left(&ctx).unwrap_or(0)
+}
+
+#[inline(always)]
+fn left(ctx: &RetProbeContext) -> Option<u32> {
+    let pid_tid = bpf_get_current_pid_tgid();
+    TARGETS.get_ptr((pid_tid >> 32) as u32)?;
+    // SAFETY: a helper without arguments.
+    let time_ns = unsafe { bpf_ktime_get_ns() };
+    // SAFETY: the context is this program's.
+    let function = unsafe { bpf_get_attach_cookie(ctx.as_ptr()) } as u32;
+    let plan = PLANS.get(function)?;
+    let counters = COUNTERS.get_ptr_mut(function)?;
+    // SAFETY: a map's value.
+    count(unsafe { &raw mut (*counters).returns });
+    let mut outs = [0u64; 2];
+    if plan.outs[0] != 0 {
+        let key = OutKey { pid_tid, function: u64::from(function) };
+        if let Some(pointers) = OUTS.get_ptr(key) {
+            // SAFETY: a map's value; the destinations are locals of that size, and zeroed where nothing can be read.
+            unsafe {
+                bpf_probe_read_user((&raw mut outs[0]).cast(), 8, (*pointers)[0] as *const _);
+                if plan.outs[1] != 0 {
+                    bpf_probe_read_user((&raw mut outs[1]).cast(), 8, (*pointers)[1] as *const _);
+                }
+            }
+            let _ = OUTS.remove(key);
+        }
+    }
+    // SAFETY: the context of a probe is its registers.
+    let regs = unsafe { &*ctx.regs };
+    let sent = send(&Return {
+        kind: kind::RETURN,
+        function,
+        time_ns,
+        pid_tid,
+        stack_pointer: regs.rsp,
+        result: regs.rax,
+        outs,
+    });
+    if !sent {
+        // SAFETY: as above.
+        count(unsafe { &raw mut (*counters).returns_lost });
+    }
+    Some(0)
+}
+
+/// The dynamic linker has mapped or unmapped something (`_dl_debug_state`, which debuggers stop at).
+#[uprobe]
+fn libraries(_: ProbeContext) -> u32 {
+    let pid_tid = bpf_get_current_pid_tgid();
+    if TARGETS.get_ptr((pid_tid >> 32) as u32).is_some() {
+        tell(life::LIBRARIES, pid_tid, 0);
+    }
+    0
+}
+
+/// A process or thread began: `sched_process_fork(parent, child)`.
+#[raw_tracepoint(tracepoint = "sched_process_fork")]
+fn forked(ctx: RawTracePointContext) -> i32 {
+    let pid_tid = bpf_get_current_pid_tgid();
+    let pid = (pid_tid >> 32) as u32;
+    let Some(target) = TARGETS.get_ptr(pid) else { return 0 };
+    let child: u64 = ctx.arg(1);
+    let child_pid = task_word(child, setting(&TASK_TGID));
+    let child_tid = task_word(child, setting(&TASK_PID));
+    let child_pid_tid = u64::from(child_pid) << 32 | u64::from(child_tid);
+    if child_pid == pid {
+        tell(life::THREAD_START, child_pid_tid, 0);
+        return 0;
+    }
+    // SAFETY: a map's value, here and below.
+    if unsafe { (*target).follow } == 0 || TARGETS.insert(child_pid, unsafe { &*target }, 0).is_err() {
+        return 0;
+    }
+    // The same program, and the same stacks at the same places: but for user space it is a process to get to know.
+    if let Some(child) = TARGETS.get_ptr_mut(child_pid) {
+        // SAFETY: a helper without arguments.
+        unsafe { (*child).generation = bpf_ktime_get_ns() };
+    }
+    tell(life::FORK, pid_tid, child_pid_tid);
+    0
+}
+
+/// A process began another program: `sched_process_exec(task, …)`.
+#[raw_tracepoint(tracepoint = "sched_process_exec")]
+fn executed(_: RawTracePointContext) -> i32 {
+    let pid_tid = bpf_get_current_pid_tgid();
+    let pid = (pid_tid >> 32) as u32;
+    let Some(target) = TARGETS.get_ptr_mut(pid) else { return 0 };
+    // SAFETY: a map's value, and a helper without arguments.
+    unsafe {
+        (*target).has_interpreter = 0;
+        (*target).generation = bpf_ktime_get_ns();
+    }
+    tell(life::EXEC, pid_tid, 0);
+    0
+}
+
+/// A thread ended: `sched_process_exit(task, …)`.
+#[raw_tracepoint(tracepoint = "sched_process_exit")]
+fn exited(ctx: RawTracePointContext) -> i32 {
+    let pid_tid = bpf_get_current_pid_tgid();
+    if TARGETS.get_ptr((pid_tid >> 32) as u32).is_some() {
+        let task: u64 = ctx.arg(0);
+        tell(life::THREAD_EXIT, pid_tid, u64::from(task_word(task, setting(&TASK_EXIT_CODE))));
+    }
+    0
+}
+
+/// Four bytes of a `task_struct`.
+#[inline(always)]
+fn task_word(task: u64, offset: u64) -> u32 {
+    // SAFETY: the helper checks the address.
+    unsafe { bpf_probe_read_kernel((task + offset) as *const u32) }.unwrap_or(0)
+}
+
+#[inline(always)]
+fn tell(what: u32, pid_tid: u64, detail: u64) {
+    // SAFETY: a helper without arguments.
+    let time_ns = unsafe { bpf_ktime_get_ns() };
+    maps::send_urgent(&Lifecycle { kind: kind::LIFECYCLE, what, time_ns, pid_tid, detail });
+}
+
+/// Programs have no panic to handle, but the language wants to know.
 #[cfg(not(test))]
 #[panic_handler]
 fn panic(_: &core::panic::PanicInfo<'_>) -> ! {
     loop {}
 }
+
+/// Helpers that are not GPL-only need no licence; `bpf_probe_read_user` does.
+#[unsafe(link_section = "license")]
+#[unsafe(no_mangle)]
+static LICENSE: [u8; 13] = *b"Dual MIT/GPL\0";

@@ -5,6 +5,7 @@
 //! tape. [`target`] knows processes and their libraries, [`python`] their interpreters.
 
 pub mod commands;
+pub mod kernel;
 pub mod probes;
 pub mod python;
 pub mod target;

@@ -1,1 +1,2 @@
 //! probes
+pub mod functions;

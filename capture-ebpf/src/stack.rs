@@ -1,0 +1,202 @@
+//! Who called: the Python stack of the calling thread, as a hash.
+//!
+//! The walk is that of `python.rs`, driven by `bpf_loop`. Its state lies in a map's value: on the program's stack the verifier
+//! would follow its counter through every iteration and give up. A stack that was not seen before is sent once, and before it
+//! the code objects in it that were not: so user space knows a stack before the call that has it, and can name its frames even
+//! if the process is gone by then.
+
+use core::ffi::c_void;
+use core::intrinsics::{AtomicOrdering, atomic_cxchg};
+use core::mem::size_of;
+
+use aya_ebpf::bindings::task_struct;
+use aya_ebpf::helpers::bpf_probe_read_kernel;
+use aya_ebpf::helpers::generated::{bpf_get_current_task, bpf_loop, bpf_probe_read_user};
+use ktape_ebpf::python::{self, CodeBody, MAX_FRAMES, MAX_STEPS, Memory, RawFrame, Step};
+use ktape_ebpf::wire::{CodeRecord, Counters, StackBody, Target, kind};
+
+use crate::maps::{
+    EVENTS, SENT, SPACES, SPACES_A_PROCESSOR, SentKey, Space, TASK_THREAD_POINTER, count, setting, wake, with_room,
+};
+
+/// The memory of the process that the program runs in.
+struct User;
+
+impl Memory for User {
+    #[inline(always)]
+    fn read(&self, address: u64, into: &mut [u8]) -> bool {
+        // SAFETY: the destination is as long as is said; the helper checks the source.
+        unsafe { bpf_probe_read_user(into.as_mut_ptr().cast(), into.len() as u32, address as *const c_void) == 0 }
+    }
+}
+
+/// The hash of the calling thread's Python stack; 0 for none.
+#[inline(always)]
+pub fn record(target: *const Target, pid_tid: u64, counters: *mut Counters) -> u64 {
+    // SAFETY: a map's value.
+    if unsafe { (*target).has_interpreter } == 0 {
+        return 0;
+    }
+    let Some((index, space)) = take_space() else {
+        // SAFETY: a map's value.
+        count(unsafe { &raw mut (*counters).without_stack });
+        return 0;
+    };
+    // SAFETY: the space is this program's until it is given back.
+    let known = unsafe {
+        (*space).interpreter = (*target).interpreter;
+        (*space).generation = (*target).generation;
+        (*space).pid_tid = pid_tid;
+        (*space).bodies_lost = 0;
+        walk(index, &mut *space)
+    };
+    let hash = match known {
+        Some(hash) => hash,
+        None => {
+            // SAFETY: a map's value.
+            count(unsafe { &raw mut (*counters).without_stack });
+            0
+        }
+    };
+    // SAFETY: as above.
+    unsafe {
+        if (*space).bodies_lost != 0 {
+            count(&raw mut (*counters).bodies_lost);
+        }
+        core::ptr::write_volatile(&raw mut (*space).taken, 0);
+    }
+    hash
+}
+
+#[inline(always)]
+fn take_space() -> Option<(u32, *mut Space)> {
+    let mut index = 0;
+    while index < SPACES_A_PROCESSOR {
+        let space = SPACES.get_ptr_mut(index)?;
+        // SAFETY: a map's value, 8 bytes and aligned.
+        let (_, taken) = unsafe {
+            atomic_cxchg::<u64, { AtomicOrdering::Relaxed }, { AtomicOrdering::Relaxed }>(&raw mut (*space).taken, 0, 1)
+        };
+        if taken {
+            return Some((index, space));
+        }
+        index += 1;
+    }
+    None
+}
+
+/// `None` where the thread's stack could not be read at all.
+#[inline(always)]
+fn walk(index: u32, space: &mut Space) -> Option<u64> {
+    // SAFETY: a helper without arguments.
+    let task = unsafe { bpf_get_current_task() } as *const task_struct;
+    // SAFETY: the helper checks the address.
+    let thread_pointer =
+        unsafe { bpf_probe_read_kernel(task.cast::<u8>().add(setting(&TASK_THREAD_POINTER) as usize).cast::<u64>()) };
+    let state = python::thread_state(&User, &space.interpreter, thread_pointer.ok()?)?;
+    if state == 0 {
+        return Some(0);
+    }
+    let frame = python::first_frame(&User, &space.interpreter.layout, state)?;
+    if frame == 0 {
+        return Some(0);
+    }
+    space.walk.begin(frame);
+    space.hash = 0x9e37_79b9_7f4a_7c15;
+    // The helper takes only pointers to the program's own stack, so the callback is told which space, not where it is.
+    let mut context = index;
+    let context = (&raw mut context).cast::<c_void>();
+    // SAFETY: the callback is a function of the type that the helper calls, the context outlives it.
+    unsafe { bpf_loop(MAX_STEPS, step as *mut c_void, context, 0) };
+    // A stack that was cut is another than the same one whole. Even: see `SentKey`.
+    let hash = mix(space.hash, u64::from(space.walk.end)) & !1 | 2;
+    let key = SentKey { what: hash, generation: space.generation };
+    if SENT.get_ptr(key).is_none() {
+        space.hash = hash;
+        // SAFETY: as above.
+        unsafe { bpf_loop(MAX_FRAMES as u32, send_code as *mut c_void, context, 0) };
+        if send_body(space) {
+            let _ = SENT.insert(key, 1, 0);
+        } else {
+            space.bodies_lost = 1;
+        }
+    }
+    Some(hash)
+}
+
+#[inline(always)]
+fn mix(hash: u64, word: u64) -> u64 {
+    let mixed = (hash ^ word).wrapping_mul(0xd6e8_feb8_6659_fd93);
+    mixed ^ mixed >> 32
+}
+
+/// The space that `walk` works in.
+#[inline(always)]
+fn space(context: *mut c_void) -> Option<&'static mut Space> {
+    // SAFETY: `walk` gives a number, of the space that it took.
+    unsafe { SPACES.get_ptr_mut(*context.cast::<u32>())?.as_mut() }
+}
+
+/// One frame. Returns 1 to end the loop.
+#[inline(never)]
+extern "C" fn step(_: u32, context: *mut c_void) -> i64 {
+    let Some(space) = space(context) else { return 1 };
+    match space.walk.advance(&User, &space.interpreter.layout) {
+        Step::Frame(frame) => {
+            let RawFrame { code, instruction, generator } = frame;
+            space.hash = mix(space.hash, code);
+            space.hash = mix(space.hash, u64::from(instruction as u32) | u64::from(generator) << 32);
+            0
+        }
+        Step::Shim => 0,
+        Step::End(_) => 1,
+    }
+}
+
+/// Sends one frame's code object, if it was not sent before. Returns 1 to end the loop.
+#[inline(never)]
+extern "C" fn send_code(index: u32, context: *mut c_void) -> i64 {
+    let Some(space) = space(context) else { return 1 };
+    if index >= space.walk.count {
+        return 1;
+    }
+    let code = space.walk.frames[index as usize % MAX_FRAMES].code;
+    let key = SentKey { what: code | 1, generation: space.generation };
+    if SENT.get_ptr(key).is_some() {
+        return 0;
+    }
+    let sent = with_room(|record: *mut CodeRecord| {
+        // SAFETY: the record is reserved and as large as its type.
+        unsafe {
+            (&raw mut (*record).kind).write(kind::CODE);
+            (&raw mut (*record).reserved).write(0);
+            (&raw mut (*record).pid_tid).write(space.pid_tid);
+            let body: &mut CodeBody = &mut (*record).body;
+            python::copy_code(&User, &space.interpreter.layout, code, body);
+        }
+        true
+    });
+    if sent {
+        let _ = SENT.insert(key, 1, 0);
+    } else {
+        space.bodies_lost = 1;
+    }
+    0
+}
+
+#[inline(always)]
+fn send_body(space: &mut Space) -> bool {
+    let count = space.walk.count;
+    let frames = if count > MAX_FRAMES as u32 { MAX_FRAMES as u32 } else { count };
+    space.body = StackBody {
+        kind: kind::STACK_BODY,
+        depth: frames,
+        pid_tid: space.pid_tid,
+        stack: space.hash,
+        end: u64::from(space.walk.end),
+    };
+    let bytes = size_of::<StackBody>() as u64 + u64::from(frames) * size_of::<RawFrame>() as u64;
+    // SAFETY: the frames lie behind the body, as `maps.rs` asserts.
+    let record = unsafe { core::slice::from_raw_parts((&raw const space.body).cast::<u8>(), bytes as usize) };
+    EVENTS.output::<[u8]>(record, wake(true)).is_ok()
+}

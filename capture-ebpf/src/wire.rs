@@ -1,0 +1,240 @@
+//! The records that the eBPF programs put into the ring buffer, and the maps by which both sides talk.
+//!
+//! The programs know no CUDA function: a probe's cookie is an index into a table of [`Plan`]s, and a plan says which
+//! words of a call to keep. What the words mean is known in user space alone (`capture/src/probes/functions.rs`), so a
+//! function more is one line there and none here.
+//!
+//! Everything is plain integers without padding, so that every byte of a record is written before it is shown.
+
+use crate::python::{CodeBody, Interpreter};
+#[cfg(doc)]
+use crate::python::{End, RawFrame};
+
+/// How many plans there may be: the length of the plan table.
+pub const MOST_FUNCTIONS: u32 = 512;
+/// Words of a call that are on the stack: arguments seven to eleven.
+pub const STACK_WORDS: usize = 5;
+/// The most bytes that a call's record keeps of memory that an argument points to: a `CUDA_MEMCPY3D_PEER` has 224,
+/// four elements of `CUDA_LAUNCH_PARAMS` as many.
+pub const MEMORY_BYTES: usize = 224;
+/// The longest string that a record keeps, with its end; what is longer is read by user space.
+pub const NAME_BYTES: usize = 4096;
+
+/// What a record is: its first word.
+pub mod kind {
+    /// [`super::Call`]
+    pub const CALL: u32 = 1;
+    /// [`super::StackCall`]
+    pub const STACK_CALL: u32 = 2;
+    /// [`super::MemoryCall`]
+    pub const MEMORY_CALL: u32 = 3;
+    /// [`super::NamedCall`]
+    pub const NAMED_CALL: u32 = 4;
+    /// [`super::Return`]
+    pub const RETURN: u32 = 5;
+    /// [`super::StackBody`]
+    pub const STACK_BODY: u32 = 6;
+    /// [`super::CodeRecord`]
+    pub const CODE: u32 = 7;
+    /// [`super::Lifecycle`]
+    pub const LIFECYCLE: u32 = 8;
+}
+
+/// What is to be kept of a function's calls. All zero for a function that has no probe.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Plan {
+    /// The record that a call makes: `kind::CALL`, `STACK_CALL`, `MEMORY_CALL` or `NAMED_CALL`.
+    pub record: u32,
+    /// Whether the Python stack is wanted.
+    pub stack: u32,
+    /// For a [`MemoryCall`] the argument (from 0) that points to the memory, for a [`NamedCall`] to the string.
+    pub pointer: u32,
+    /// How many bytes of it, at most [`MEMORY_BYTES`].
+    pub bytes: u32,
+    /// One more than the arguments that point to what the call hands out, read when it returns; 0 for none.
+    pub outs: [u32; 2],
+}
+
+/// A call was entered.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Call {
+    /// See [`kind`].
+    pub kind: u32,
+    /// Index of the function's plan.
+    pub function: u32,
+    /// When, on `CLOCK_MONOTONIC`.
+    pub time_ns: u64,
+    /// The process in the upper half, the thread in the lower.
+    pub pid_tid: u64,
+    /// The hash of the Python stack; 0 for none.
+    pub stack: u64,
+    /// The stack pointer: a call within this one has a smaller one.
+    pub stack_pointer: u64,
+    /// The first six arguments: rdi, rsi, rdx, rcx, r8, r9.
+    pub registers: [u64; 6],
+}
+
+/// A call with more than six arguments.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct StackCall {
+    /// What every call has.
+    pub call: Call,
+    /// Arguments seven to eleven; zeros where they could not be read, and `call.kind` is then `kind::CALL`.
+    pub words: [u64; STACK_WORDS],
+}
+
+/// A call with a structure that an argument points to.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MemoryCall {
+    /// What every call has.
+    pub call: Call,
+    /// How many of `memory` are the call's: 0 where it could not be read.
+    pub bytes: u64,
+    /// What the argument pointed to.
+    pub memory: [u8; MEMORY_BYTES],
+}
+
+/// A call with a string that an argument points to.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct NamedCall {
+    /// What every call has.
+    pub call: Call,
+    /// The string's length with its end: [`NAME_BYTES`] for one that is longer, 0 where it could not be read.
+    pub bytes: u64,
+    /// The string.
+    pub name: [u8; NAME_BYTES],
+}
+
+/// A call returned.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Return {
+    /// `kind::RETURN`
+    pub kind: u32,
+    /// Index of the function's plan.
+    pub function: u32,
+    /// When, on `CLOCK_MONOTONIC`.
+    pub time_ns: u64,
+    /// The process in the upper half, the thread in the lower.
+    pub pid_tid: u64,
+    /// The stack pointer: 8 more than the call's, as the return address is gone.
+    pub stack_pointer: u64,
+    /// The register rax; a `CUresult` is its lower half.
+    pub result: u64,
+    /// What the call handed out; 0 where nothing is asked for, or it could not be read.
+    pub outs: [u64; 2],
+}
+
+/// A stack that was not seen before. Its `depth` [`RawFrame`]s follow, innermost first.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct StackBody {
+    /// `kind::STACK_BODY`
+    pub kind: u32,
+    /// How many frames it has.
+    pub depth: u32,
+    /// The process in the upper half, the thread in the lower.
+    pub pid_tid: u64,
+    /// Its hash.
+    pub stack: u64,
+    /// How the walk ended: an [`End`].
+    pub end: u64,
+}
+
+/// A code object that was not seen before.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct CodeRecord {
+    /// `kind::CODE`
+    pub kind: u32,
+    /// 0
+    pub reserved: u32,
+    /// The process in the upper half, the thread in the lower.
+    pub pid_tid: u64,
+    /// What it says.
+    pub body: CodeBody,
+}
+
+/// A process or thread came, changed or went.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Lifecycle {
+    /// `kind::LIFECYCLE`
+    pub kind: u32,
+    /// See [`life`].
+    pub what: u32,
+    /// When, on `CLOCK_MONOTONIC`.
+    pub time_ns: u64,
+    /// The process in the upper half, the thread in the lower.
+    pub pid_tid: u64,
+    /// The child's process in the upper half and thread in the lower for a fork; the wait status for an exit.
+    pub detail: u64,
+}
+
+/// What happened to a process or thread.
+pub mod life {
+    /// It forked.
+    pub const FORK: u32 = 1;
+    /// It began another program.
+    pub const EXEC: u32 = 2;
+    /// Its last thread ended.
+    pub const EXIT: u32 = 3;
+    /// A thread began.
+    pub const THREAD_START: u32 = 4;
+    /// A thread ended.
+    pub const THREAD_EXIT: u32 = 5;
+    /// It mapped or unmapped a library.
+    pub const LIBRARIES: u32 = 6;
+}
+
+/// What one processor counted of one function, whatever became of the records.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Counters {
+    /// Calls entered.
+    pub calls: u64,
+    /// Calls that found the ring buffer full.
+    pub calls_lost: u64,
+    /// Calls that returned.
+    pub returns: u64,
+    /// Returns that found the ring buffer full.
+    pub returns_lost: u64,
+    /// Calls whose Python stack could not be walked: the processor's work space was taken, or memory could not be read.
+    pub without_stack: u64,
+    /// New stacks and code objects that found the ring buffer full. They are sent again with the next such call.
+    pub bodies_lost: u64,
+}
+
+impl Counters {
+    /// Adds another processor's.
+    pub fn add(&mut self, other: &Counters) {
+        self.calls += other.calls;
+        self.calls_lost += other.calls_lost;
+        self.returns += other.returns;
+        self.returns_lost += other.returns_lost;
+        self.without_stack += other.without_stack;
+        self.bodies_lost += other.bodies_lost;
+    }
+}
+
+/// How many processes can be recorded at a time.
+pub const MOST_TARGETS: u32 = 4096;
+
+/// A process that is recorded.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Target {
+    /// Tells this program of this process from any other that had its number: a time.
+    pub generation: u64,
+    /// Whether its children are recorded too.
+    pub follow: u32,
+    /// Whether there is an interpreter.
+    pub has_interpreter: u32,
+    /// Its Python.
+    pub interpreter: Interpreter,
+}

@@ -1,0 +1,157 @@
+//! The eBPF programs in the kernel, and the maps by which they are told what to do.
+
+use std::mem::size_of;
+
+use aya::maps::{Array, HashMap, MapData, PerCpuArray, RingBuf};
+use aya::programs::RawTracePoint;
+use aya::{Ebpf, EbpfLoader, Pod};
+use ktape_ebpf::wire::{Counters, Plan, Target};
+
+use super::btf::{Btf, BtfError};
+use super::links::{Link, Links};
+use crate::probes::functions::Probed;
+
+/// The compiled programs.
+pub(super) static OBJECT: &[u8] = aya::include_bytes_aligned!(concat!(env!("OUT_DIR"), "/ktape-ebpf-programs"));
+
+/// The ring buffer's length: what a hundred thousand calls take, half a second at 200,000 a second.
+pub const RING_BYTES: u32 = 16 << 20;
+
+/// Why recording can't begin.
+#[derive(Debug, thiserror::Error)]
+pub enum KernelError {
+    /// The kernel's structures are not known.
+    #[error(transparent)]
+    Btf(#[from] BtfError),
+    /// The kernel refuses the programs or maps.
+    #[error("the kernel does not take the eBPF programs: {}", chain(.0))]
+    Load(#[from] aya::EbpfError),
+    /// The kernel refuses a program.
+    #[error("the kernel does not take an eBPF program: {}", chain(.0))]
+    Program(#[from] aya::programs::ProgramError),
+    /// A map can't be used.
+    #[error("an eBPF map: {}", chain(.0))]
+    Map(#[from] aya::maps::MapError),
+    /// A probe can't be set.
+    #[error("{library}: no probe at {symbol}: {error}")]
+    Attach { library: String, symbol: String, error: std::io::Error },
+    /// The programs lack a part: they are of another version than this one.
+    #[error("the eBPF programs have no `{0}`")]
+    Missing(&'static str),
+}
+
+/// An error and its causes in one line.
+fn chain(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut next = error.source();
+    while let Some(cause) = next {
+        // The verifier's log is a screen or more; its end says what it is about.
+        let cause_text = cause.to_string();
+        if !text.contains(&cause_text) {
+            text = format!("{text}: {cause_text}");
+        }
+        next = cause.source();
+    }
+    text
+}
+
+/// A wire type in a map. The types are of `ktape-ebpf`, which does not know `aya`.
+#[repr(transparent)]
+#[derive(Clone, Copy)]
+struct Wire<T>(T);
+
+// SAFETY: plain integers without padding; any bytes are values.
+unsafe impl Pod for Wire<Plan> {}
+// SAFETY: as above.
+unsafe impl Pod for Wire<Counters> {}
+// SAFETY: integers; padding is within the interpreter only, and not looked at.
+unsafe impl Pod for Wire<Target> {}
+
+/// The loaded programs.
+pub struct Kernel {
+    ebpf: Ebpf,
+    targets: HashMap<MapData, u32, Wire<Target>>,
+    counters: PerCpuArray<MapData, Wire<Counters>>,
+    functions: usize,
+    links: Links,
+}
+
+impl Kernel {
+    /// Loads the programs and gives them their plans. Nothing is probed, and no process recorded, yet.
+    pub fn load(functions: &[Probed]) -> Result<(Kernel, RingBuf<MapData>), KernelError> {
+        let btf = Btf::of_this_kernel()?;
+        let offset = |path| btf.offset("task_struct", path);
+        let (tgid, pid, exit_code) = (offset("tgid")?, offset("pid")?, offset("exit_code")?);
+        let thread_pointer = offset("thread.fsbase")?;
+        let wake_at_bytes = u64::from(RING_BYTES / 4);
+        let mut loader = EbpfLoader::new();
+        loader
+            .override_global("TASK_TGID", &tgid, true)
+            .override_global("TASK_PID", &pid, true)
+            .override_global("TASK_EXIT_CODE", &exit_code, true)
+            .override_global("TASK_THREAD_POINTER", &thread_pointer, true)
+            .override_global("WAKE_AT_BYTES", &wake_at_bytes, true)
+            .map_max_entries("EVENTS", RING_BYTES);
+        let mut ebpf = loader.load(OBJECT)?;
+        let mut plans: Array<_, Wire<Plan>> = Array::try_from(take(&mut ebpf, "PLANS")?)?;
+        for (index, function) in functions.iter().enumerate() {
+            plans.set(index as u32, Wire(function.meaning.plan()), 0)?;
+        }
+        let targets = HashMap::try_from(take(&mut ebpf, "TARGETS")?)?;
+        let counters = PerCpuArray::try_from(take(&mut ebpf, "COUNTERS")?)?;
+        let ring = RingBuf::try_from(take(&mut ebpf, "EVENTS")?)?;
+        for (name, tracepoint) in
+            [("forked", "sched_process_fork"), ("executed", "sched_process_exec"), ("exited", "sched_process_exit")]
+        {
+            let program = ebpf.program_mut(name).ok_or(KernelError::Missing("tracepoint program"))?;
+            let program: &mut RawTracePoint = program.try_into()?;
+            program.load()?;
+            program.attach(tracepoint)?;
+        }
+        let links = Links::load(&mut ebpf)?;
+        Ok((Kernel { ebpf, targets, counters, functions: functions.len(), links }, ring))
+    }
+
+    /// Records a process from now on, or says more of one that is recorded.
+    pub fn set_target(&mut self, pid: u32, target: Target) -> Result<(), KernelError> {
+        Ok(self.targets.insert(pid, Wire(target), 0)?)
+    }
+
+    /// What the programs know of a process.
+    pub fn target(&self, pid: u32) -> Option<Target> {
+        self.targets.get(&pid, 0).ok().map(|Wire(target)| target)
+    }
+
+    /// Records a process no longer.
+    pub fn remove_target(&mut self, pid: u32) {
+        // One that is not there needs no removing.
+        let _ = self.targets.remove(&pid);
+    }
+
+    /// Sets probes in a library.
+    pub fn attach(&mut self, links: &[Link<'_>], library: &std::path::Path) -> Result<(), KernelError> {
+        self.links.attach(&mut self.ebpf, links, library)
+    }
+
+    /// Takes all probes away. What they have put into the ring buffer stays there.
+    pub fn detach(&mut self) {
+        self.links.detach();
+    }
+
+    /// What was counted of each function, of all processors together.
+    pub fn counters(&self) -> Result<Vec<Counters>, KernelError> {
+        let mut all = vec![Counters::default(); self.functions];
+        for (index, sum) in all.iter_mut().enumerate() {
+            for Wire(counters) in self.counters.get(&(index as u32), 0)?.iter() {
+                sum.add(counters);
+            }
+        }
+        Ok(all)
+    }
+}
+
+fn take(ebpf: &mut Ebpf, name: &'static str) -> Result<aya::maps::Map, KernelError> {
+    ebpf.take_map(name).ok_or(KernelError::Missing(name))
+}
+
+const _: () = assert!(size_of::<Plan>() == 24);
