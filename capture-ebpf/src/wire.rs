@@ -6,9 +6,11 @@
 //!
 //! Everything is plain integers without padding, so that every byte of a record is written before it is shown.
 
-use crate::python::{CodeBody, Interpreter};
+use core::mem::size_of;
+
+use crate::python::{CodeBody, Interpreter, RawFrame};
 #[cfg(doc)]
-use crate::python::{End, RawFrame};
+use crate::python::End;
 
 /// How many plans there may be: the length of the plan table.
 pub const MOST_FUNCTIONS: u32 = 512;
@@ -227,7 +229,7 @@ pub const MOST_TARGETS: u32 = 4096;
 
 /// A process that is recorded.
 #[repr(C)]
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Target {
     /// Tells this program of this process from any other that had its number: a time.
     pub generation: u64,
@@ -238,3 +240,27 @@ pub struct Target {
     /// Its Python.
     pub interpreter: Interpreter,
 }
+
+/// A record or map value that is plain integers: any bytes of its length are one.
+///
+/// # Safety
+///
+/// No padding, no value that is not valid.
+pub unsafe trait Plain: Copy {
+    /// Reads one from the beginning of a record; `None` if that is too short.
+    fn read(bytes: &[u8]) -> Option<Self> {
+        if bytes.len() < size_of::<Self>() {
+            return None;
+        }
+        // SAFETY: there are enough bytes, and any are a value.
+        Some(unsafe { bytes.as_ptr().cast::<Self>().read_unaligned() })
+    }
+}
+
+macro_rules! plain {
+    ($($record:ty),*) => { $(
+        // SAFETY: integers and arrays of integers, in an order that needs no padding.
+        unsafe impl Plain for $record {}
+    )* };
+}
+plain!(Call, StackCall, MemoryCall, Return, StackBody, Lifecycle, RawFrame);

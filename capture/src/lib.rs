@@ -4,8 +4,10 @@
 //! `capture-ebpf` writes a record into the ring buffer, [`collect`] makes an event of it, and [`record`] puts that onto the
 //! tape. [`target`] knows processes and their libraries, [`python`] their interpreters.
 
+pub mod collect;
 pub mod commands;
 pub mod kernel;
 pub mod probes;
 pub mod python;
+pub mod record;
 pub mod target;

@@ -6,7 +6,10 @@ use std::process::ExitCode;
 use anyhow::Result;
 use clap::{Parser, Subcommand};
 
+mod attach;
 mod probes;
+mod recording;
+mod run;
 
 /// Records every CUDA call of running processes, with the Python stack that made it, without changing or restarting them.
 #[derive(Parser)]
@@ -18,6 +21,10 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Command {
+    /// Records a command from its first instruction on
+    Run(run::Args),
+    /// Records processes that run already
+    Attach(attach::Args),
     /// Shows where in a library the probes would be, and what each costs
     Probes(probes::Args),
 }
@@ -29,6 +36,8 @@ pub enum Outcome {
     Done,
     /// Done, but events were lost; the report says how many.
     Losses,
+    /// The recorded command failed with this code.
+    Command(u8),
 }
 
 /// Parses the command line, runs the command, prints its error if it fails, and decides the exit code: the only
@@ -37,6 +46,7 @@ pub fn main() -> ExitCode {
     match run(Cli::parse().command) {
         Ok(Outcome::Done) => ExitCode::SUCCESS,
         Ok(Outcome::Losses) => ExitCode::from(3),
+        Ok(Outcome::Command(code)) => ExitCode::from(code),
         Err(error) => {
             // A closed stderr leaves nobody to tell.
             let _ = writeln!(io::stderr(), "error: {error:#}");
@@ -47,6 +57,8 @@ pub fn main() -> ExitCode {
 
 fn run(command: Command) -> Result<Outcome> {
     match command {
+        Command::Run(args) => run::run(&args),
+        Command::Attach(args) => attach::run(&args),
         Command::Probes(args) => probes::run(&args),
     }
 }

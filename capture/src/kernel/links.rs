@@ -1,11 +1,15 @@
-//! Probes in libraries.
+//! Probes in libraries: set, and taken away.
 
+use std::collections::HashMap;
+use std::os::fd::{AsFd as _, AsRawFd as _, OwnedFd, RawFd};
 use std::path::Path;
 
 use aya::Ebpf;
+use aya::maps::Map;
 use aya::programs::UProbe;
-use aya::programs::uprobe::{UProbeAttachLocation, UProbeAttachPoint, UProbeScope};
+use aya::programs::uprobe::{UProbeAttachLocation, UProbeAttachPoint, UProbeLinkId, UProbeScope};
 
+use super::multi::Multi;
 use super::programs::KernelError;
 
 /// A probe to set.
@@ -32,35 +36,72 @@ pub enum Program {
     Libraries,
 }
 
+/// Returns first: a call that is seen to begin is then seen to end.
 const PROGRAMS: [(Program, &str); 3] =
-    [(Program::Enter, "enter"), (Program::Leave, "leave"), (Program::Libraries, "libraries")];
+    [(Program::Leave, "leave"), (Program::Enter, "enter"), (Program::Libraries, "libraries")];
 
 /// The probes that are set.
-pub struct Links {}
+pub(super) struct Links {
+    multi: Option<Multi>,
+    /// Links of many probes each.
+    files: Vec<OwnedFd>,
+    /// Links of one probe each, where the kernel has no others.
+    single: Vec<(&'static str, UProbeLinkId)>,
+}
 
 impl Links {
-    pub(super) fn load(ebpf: &mut Ebpf) -> Result<Links, KernelError> {
-        for (_, name) in PROGRAMS {
-            uprobe(ebpf, name)?.load()?;
+    /// Loads the programs; `maps` are all maps, by name.
+    pub(super) fn load(ebpf: &mut Ebpf, maps: &HashMap<String, RawFd>) -> Result<Links, KernelError> {
+        let multi = Multi::load(maps, &PROGRAMS);
+        if multi.is_none() {
+            for (_, name) in PROGRAMS {
+                uprobe(ebpf, name)?.load()?;
+            }
         }
-        Ok(Links {})
+        Ok(Links { multi, files: Vec::new(), single: Vec::new() })
     }
 
     pub(super) fn attach(&mut self, ebpf: &mut Ebpf, links: &[Link<'_>], library: &Path) -> Result<(), KernelError> {
         for (which, name) in PROGRAMS {
+            let links: Vec<Link<'_>> = links.iter().filter(|link| link.program == which).copied().collect();
+            if links.is_empty() {
+                continue;
+            }
+            if let Some(multi) = &self.multi {
+                let file = multi.attach(which, &links, library).map_err(|error| KernelError::Attach {
+                    library: library.display().to_string(),
+                    symbol: format!("{} and {} more functions", links[0].symbol, links.len() - 1),
+                    error,
+                })?;
+                self.files.push(file);
+                continue;
+            }
             let program = uprobe(ebpf, name)?;
-            for link in links.iter().filter(|link| link.program == which) {
-                let point = UProbeAttachPoint {
-                    location: UProbeAttachLocation::AbsoluteOffset(link.file_offset),
-                    cookie: Some(link.cookie),
-                };
-                program.attach(point, library, UProbeScope::AllProcesses)?;
+            for link in &links {
+                let location = UProbeAttachLocation::AbsoluteOffset(link.file_offset);
+                let point = UProbeAttachPoint { location, cookie: Some(link.cookie) };
+                self.single.push((name, program.attach(point, library, UProbeScope::AllProcesses)?));
             }
         }
         Ok(())
     }
 
-    pub(super) fn detach(&mut self) {}
+    pub(super) fn detach(&mut self, ebpf: &mut Ebpf) -> Result<(), KernelError> {
+        self.files.clear();
+        for (name, link) in self.single.drain(..) {
+            uprobe(ebpf, name)?.detach(link)?;
+        }
+        Ok(())
+    }
+}
+
+/// The file of a map.
+pub(super) fn map_fd(map: &Map) -> Option<RawFd> {
+    let data = match map {
+        Map::Array(data) | Map::HashMap(data) | Map::LruHashMap(data) | Map::PerCpuArray(data) | Map::RingBuf(data) => data,
+        _ => return None,
+    };
+    Some(data.fd().as_fd().as_raw_fd())
 }
 
 fn uprobe<'a>(ebpf: &'a mut Ebpf, name: &'static str) -> Result<&'a mut UProbe, KernelError> {

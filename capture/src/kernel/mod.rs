@@ -2,4 +2,5 @@
 
 pub mod btf;
 pub mod links;
+mod multi;
 pub mod programs;

@@ -8,7 +8,7 @@ use aya::{Ebpf, EbpfLoader, Pod};
 use ktape_ebpf::wire::{Counters, Plan, Target};
 
 use super::btf::{Btf, BtfError};
-use super::links::{Link, Links};
+use super::links::{Link, Links, map_fd};
 use crate::probes::functions::Probed;
 
 /// The compiled programs.
@@ -93,6 +93,7 @@ impl Kernel {
             .override_global("WAKE_AT_BYTES", &wake_at_bytes, true)
             .map_max_entries("EVENTS", RING_BYTES);
         let mut ebpf = loader.load(OBJECT)?;
+        let maps = ebpf.maps().filter_map(|(name, map)| Some((name.to_owned(), map_fd(map)?))).collect();
         let mut plans: Array<_, Wire<Plan>> = Array::try_from(take(&mut ebpf, "PLANS")?)?;
         for (index, function) in functions.iter().enumerate() {
             plans.set(index as u32, Wire(function.meaning.plan()), 0)?;
@@ -108,7 +109,7 @@ impl Kernel {
             program.load()?;
             program.attach(tracepoint)?;
         }
-        let links = Links::load(&mut ebpf)?;
+        let links = Links::load(&mut ebpf, &maps)?;
         Ok((Kernel { ebpf, targets, counters, functions: functions.len(), links }, ring))
     }
 
@@ -134,8 +135,8 @@ impl Kernel {
     }
 
     /// Takes all probes away. What they have put into the ring buffer stays there.
-    pub fn detach(&mut self) {
-        self.links.detach();
+    pub fn detach(&mut self) -> Result<(), KernelError> {
+        self.links.detach(&mut self.ebpf)
     }
 
     /// What was counted of each function, of all processors together.

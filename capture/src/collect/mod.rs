@@ -1,0 +1,3 @@
+//! The collectors: what happened, as events of the tape. A collector knows events, not files.
+
+pub mod outside;

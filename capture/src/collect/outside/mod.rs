@@ -1,0 +1,403 @@
+//! The collector outside of the process: the eBPF programs' records as events.
+//!
+//! [`Outside::take`] takes one record after the other. A call's record becomes an event (`calls.rs`), at once where its
+//! return isn't wanted, else when that comes (`thread.rs` has what is under way). What an event refers to is kept by process:
+//! stacks and code objects (`stacks.rs`), kernels by handle (`kernels.rs`), contexts and streams (`objects.rs`).
+
+mod calls;
+mod kernels;
+mod objects;
+mod stacks;
+mod thread;
+
+use ktape_ebpf::python::Layout;
+use ktape_ebpf::wire::{Call, Lifecycle, MemoryCall, NAME_BYTES, Plain as _, Return, StackBody, StackCall, kind, life};
+use ktape_format::Sink;
+use ktape_format::definition::{self, Function, api_domain, property};
+use ktape_format::event;
+use ktape_format::table::DefinitionKind;
+use rustc_hash::FxHashMap;
+use serde::Serialize;
+
+use crate::probes::functions::Probed;
+use calls::{Arguments, Open};
+use kernels::Kernels;
+use objects::Objects;
+use stacks::Stacks;
+use thread::{Pending, Thread};
+
+/// Who a process is, for its definition.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Identity {
+    /// Its number.
+    pub pid: u32,
+    /// When it started, on `CLOCK_MONOTONIC`; 0 for not known.
+    pub start_ns: i64,
+    /// Its name, as `comm` has it.
+    pub name: String,
+    /// Its command line.
+    pub command: String,
+}
+
+/// What the collector met that somebody has to look after.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Notice {
+    /// A process was forked: parent and child.
+    Forked { parent: u32, child: u32 },
+    /// A process began another program.
+    Executed { pid: u32 },
+    /// A process mapped or unmapped a library.
+    Libraries { pid: u32 },
+    /// A thread ended; with `tid == pid` the process's first.
+    ThreadEnded { pid: u32, tid: u32 },
+}
+
+/// What was taken of one function.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Taken {
+    /// Calls.
+    pub calls: u64,
+    /// Returns.
+    pub returns: u64,
+}
+
+/// What could not be told in full. Not losses: the events are on the tape.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Gaps {
+    /// Calls whose return never came: without duration and result.
+    pub calls_without_return: u64,
+    /// Returns of calls that began before the recording, or were lost.
+    pub returns_without_call: u64,
+    /// Calls whose stack's body is not known.
+    pub unknown_stacks: u64,
+    /// Frames whose code object could not be read.
+    pub unknown_frames: u64,
+    /// Calls with arguments that could not be read.
+    pub unreadable_arguments: u64,
+}
+
+/// The collector.
+pub struct Outside {
+    functions: Vec<Probed>,
+    /// Ids of the functions' definitions; 0 for one that was not called yet.
+    function_ids: Vec<u32>,
+    launch_durations: bool,
+    processes: FxHashMap<u32, Process>,
+    taken: Vec<Taken>,
+    events: u64,
+    gaps: Gaps,
+}
+
+/// What is known of one process.
+struct Process {
+    pid: u32,
+    id: u32,
+    threads: FxHashMap<u32, Thread>,
+    stacks: Stacks,
+    kernels: Kernels,
+    objects: Objects,
+    /// The last correlation id.
+    correlation: u64,
+}
+
+impl Outside {
+    /// A collector for these functions, in the order of their plans.
+    pub fn new(functions: Vec<Probed>, launch_durations: bool) -> Outside {
+        let count = functions.len();
+        Outside {
+            functions,
+            function_ids: vec![0; count],
+            launch_durations,
+            processes: FxHashMap::default(),
+            taken: vec![Taken::default(); count],
+            events: 0,
+            gaps: Gaps::default(),
+        }
+    }
+
+    /// Begins a process, or a new program of one that is known.
+    pub fn begin_process<S: Sink>(&mut self, identity: &Identity, sink: &mut S) -> Result<(), S::Error> {
+        self.end_process(identity.pid, sink)?;
+        let row = definition::Process {
+            pid: i64::from(identity.pid),
+            start_ns: identity.start_ns,
+            host: 0,
+            source: 0,
+        };
+        let id = sink.define(row)?;
+        let mut say = |key, value: &str| match value {
+            "" => Ok(()),
+            value => sink.property(DefinitionKind::Process as u16, id, key, value),
+        };
+        say(property::NAME, &identity.name)?;
+        say(property::COMMAND, &identity.command)?;
+        let process = Process {
+            pid: identity.pid,
+            id,
+            threads: FxHashMap::default(),
+            stacks: Stacks::new(identity.pid),
+            kernels: Kernels::new(identity.pid),
+            objects: Objects::new(id),
+            correlation: 0,
+        };
+        self.processes.insert(identity.pid, process);
+        Ok(())
+    }
+
+    /// Learns which Python a process runs.
+    pub fn set_layout(&mut self, pid: u32, layout: Layout) {
+        if let Some(process) = self.processes.get_mut(&pid) {
+            process.stacks.set_layout(layout);
+        }
+    }
+
+    /// Ends a process: calls that never returned become events as they are.
+    pub fn end_process<S: Sink>(&mut self, pid: u32, sink: &mut S) -> Result<(), S::Error> {
+        let Some(mut process) = self.processes.remove(&pid) else { return Ok(()) };
+        let mut pending: Vec<Pending> = process.threads.values_mut().flat_map(|thread| thread.take_all()).collect();
+        pending.sort_by_key(|pending| pending.start_ns);
+        for pending in pending {
+            self.gaps.calls_without_return += 1;
+            self.events += pending.open.emit(sink)?;
+        }
+        Ok(())
+    }
+
+    /// Ends all processes.
+    pub fn finish<S: Sink>(&mut self, sink: &mut S) -> Result<(), S::Error> {
+        let mut pids: Vec<u32> = self.processes.keys().copied().collect();
+        pids.sort_unstable();
+        pids.into_iter().try_for_each(|pid| self.end_process(pid, sink))
+    }
+
+    /// The id of a process's definition; 0 for one that is not known.
+    pub fn process_id(&self, pid: u32) -> u32 {
+        self.processes.get(&pid).map_or(0, |process| process.id)
+    }
+
+    /// What was taken of each function, in their order.
+    pub fn taken(&self) -> &[Taken] {
+        &self.taken
+    }
+
+    /// How many events were given to the sink.
+    pub fn events(&self) -> u64 {
+        self.events
+    }
+
+    /// What could not be told in full.
+    pub fn gaps(&self) -> Gaps {
+        self.gaps
+    }
+
+    /// Takes one record of the ring buffer. One that is too short, or of an unknown kind, is of programs of another version,
+    /// which the loader does not let happen; it is passed over.
+    pub fn take<S: Sink>(&mut self, record: &[u8], sink: &mut S) -> Result<Option<Notice>, S::Error> {
+        let Some(&[a, b, c, d]) = record.first_chunk::<4>() else { return Ok(None) };
+        match u32::from_ne_bytes([a, b, c, d]) {
+            kind::CALL => {
+                if let Some(call) = Call::read(record) {
+                    let arguments = Arguments::new(call, &[], &[]);
+                    self.call(&arguments, sink)?;
+                }
+            }
+            kind::STACK_CALL => {
+                if let Some(StackCall { call, words }) = StackCall::read(record) {
+                    self.call(&Arguments::new(call, &words, &[]), sink)?;
+                }
+            }
+            kind::MEMORY_CALL => {
+                if let Some(MemoryCall { call, bytes, memory }) = MemoryCall::read(record) {
+                    let memory = memory.get(..bytes as usize).unwrap_or_default();
+                    self.call(&Arguments::new(call, &[], memory), sink)?;
+                }
+            }
+            kind::NAMED_CALL => {
+                let length = record.get(size_of::<Call>()..).and_then(|rest| rest.first_chunk::<8>());
+                if let (Some(call), Some(&length)) = (Call::read(record), length) {
+                    let name = &record[size_of::<Call>() + 8..];
+                    let length = (u64::from_ne_bytes(length) as usize).min(NAME_BYTES).min(name.len());
+                    self.call(&Arguments::new(call, &[], &name[..length]), sink)?;
+                }
+            }
+            kind::RETURN => {
+                if let Some(returned) = Return::read(record) {
+                    self.returned(&returned, sink)?;
+                }
+            }
+            kind::STACK_BODY => {
+                if let Some(body) = StackBody::read(record)
+                    && let Some(process) = self.processes.get_mut(&upper(body.pid_tid))
+                {
+                    let frames = &record[size_of::<StackBody>()..];
+                    self.gaps.unknown_frames += process.stacks.add(&body, frames, sink)?;
+                }
+            }
+            kind::CODE => {
+                if let Some(code) = stacks::code_record(record)
+                    && let Some(process) = self.processes.get_mut(&upper(code.pid_tid))
+                {
+                    process.stacks.add_code(&code.body);
+                }
+            }
+            kind::LIFECYCLE => {
+                if let Some(life) = Lifecycle::read(record) {
+                    return self.lifecycle(&life, sink);
+                }
+            }
+            _ => {}
+        }
+        Ok(None)
+    }
+
+    fn call<S: Sink>(&mut self, arguments: &Arguments<'_>, sink: &mut S) -> Result<(), S::Error> {
+        let call = &arguments.call;
+        let index = call.function as usize;
+        let Some(function) = self.functions.get(index) else { return Ok(()) };
+        self.taken[index].calls += 1;
+        let Some(process) = self.processes.get_mut(&upper(call.pid_tid)) else { return Ok(()) };
+        let thread = process.threads.entry(lower(call.pid_tid));
+        let thread = match thread {
+            std::collections::hash_map::Entry::Occupied(known) => known.into_mut(),
+            std::collections::hash_map::Entry::Vacant(new) => {
+                new.insert(Thread::begin(process.id, process.pid, lower(call.pid_tid), sink)?)
+            }
+        };
+        // What is not below a call on the stack is not within it: that one has ended without being seen to.
+        while let Some(abandoned) = thread.take_abandoned(call.stack_pointer) {
+            self.gaps.calls_without_return += 1;
+            self.events += abandoned.open.emit(sink)?;
+        }
+        if self.function_ids[index] == 0 {
+            self.function_ids[index] = define_function(&function.symbol, sink)?;
+        }
+        let stack = match call.stack {
+            0 => 0,
+            hash => process.stacks.id(hash).unwrap_or_else(|| {
+                self.gaps.unknown_stacks += 1;
+                0
+            }),
+        };
+        let mut within = calls::Within {
+            function,
+            function_id: self.function_ids[index],
+            stack,
+            thread,
+            kernels: &mut process.kernels,
+            objects: &mut process.objects,
+            correlation: &mut process.correlation,
+            gaps: &mut self.gaps,
+        };
+        let open = within.open(arguments, sink)?;
+        if matches!(open, Open::Nothing) {
+            return Ok(());
+        }
+        if function.meaning.wants_return(self.launch_durations) {
+            thread.push(Pending {
+                function: call.function,
+                stack_pointer: call.stack_pointer,
+                start_ns: call.time_ns as i64,
+                open,
+            });
+        } else {
+            self.events += open.emit(sink)?;
+        }
+        Ok(())
+    }
+
+    fn returned<S: Sink>(&mut self, returned: &Return, sink: &mut S) -> Result<(), S::Error> {
+        let Some(taken) = self.taken.get_mut(returned.function as usize) else { return Ok(()) };
+        taken.returns += 1;
+        let Some(process) = self.processes.get_mut(&upper(returned.pid_tid)) else { return Ok(()) };
+        let Some(thread) = process.threads.get_mut(&lower(returned.pid_tid)) else {
+            self.gaps.returns_without_call += 1;
+            return Ok(());
+        };
+        // A call above this one on the list lies within it, and has ended with it.
+        while let Some(abandoned) = thread.take_abandoned(returned.stack_pointer - 8 - 1) {
+            self.gaps.calls_without_return += 1;
+            self.events += abandoned.open.emit(sink)?;
+        }
+        let Some(pending) = thread.take_returned(returned) else {
+            self.gaps.returns_without_call += 1;
+            return Ok(());
+        };
+        let end = calls::End {
+            duration_ns: (returned.time_ns as i64).saturating_sub(pending.start_ns).max(0) as u64,
+            result: returned.result as i32,
+            outs: returned.outs,
+        };
+        self.events +=
+            pending.open.finish(&end, thread, &mut process.kernels, &mut process.objects, sink)?;
+        Ok(())
+    }
+
+    fn lifecycle<S: Sink>(&mut self, life: &Lifecycle, sink: &mut S) -> Result<Option<Notice>, S::Error> {
+        let (pid, tid) = (upper(life.pid_tid), lower(life.pid_tid));
+        let notice = match life.what {
+            life::FORK => Some(Notice::Forked { parent: pid, child: upper(life.detail) }),
+            life::EXEC => Some(Notice::Executed { pid }),
+            life::LIBRARIES => Some(Notice::Libraries { pid }),
+            life::THREAD_EXIT => Some(Notice::ThreadEnded { pid, tid }),
+            _ => None,
+        };
+        let kind = match life.what {
+            life::FORK => event::lifecycle_kind::PROCESS_FORK,
+            life::EXEC => event::lifecycle_kind::PROCESS_EXEC,
+            life::THREAD_START => event::lifecycle_kind::THREAD_START,
+            life::THREAD_EXIT => event::lifecycle_kind::THREAD_EXIT,
+            _ => return Ok(notice),
+        };
+        let Some(process) = self.processes.get_mut(&pid) else { return Ok(notice) };
+        let of_thread = matches!(life.what, life::THREAD_START | life::THREAD_EXIT);
+        let thread = if of_thread {
+            sink.define(definition::Thread { process: process.id, tid: i64::from(tid) })?
+        } else {
+            0
+        };
+        let code = match life.what {
+            life::FORK => i64::from(upper(life.detail)),
+            life::THREAD_EXIT => life.detail as i64,
+            _ => 0,
+        };
+        self.lifecycle_event(
+            event::Lifecycle { start_ns: life.time_ns as i64, kind, process: process_id(&self.processes, pid), thread, code, detail: 0 },
+            sink,
+        )?;
+        if life.what == life::THREAD_EXIT
+            && let Some(process) = self.processes.get_mut(&pid)
+            && let Some(mut thread) = process.threads.remove(&tid)
+        {
+            for pending in thread.take_all() {
+                self.gaps.calls_without_return += 1;
+                self.events += pending.open.emit(sink)?;
+            }
+        }
+        Ok(notice)
+    }
+
+    /// Writes a lifecycle event that was made elsewhere.
+    pub fn lifecycle_event<S: Sink>(&mut self, row: event::Lifecycle, sink: &mut S) -> Result<(), S::Error> {
+        sink.event(row)
+    }
+}
+
+fn process_id(processes: &FxHashMap<u32, Process>, pid: u32) -> u32 {
+    processes.get(&pid).map_or(0, |process| process.id)
+}
+
+fn define_function<S: Sink>(symbol: &str, sink: &mut S) -> Result<u32, S::Error> {
+    let name = sink.string(symbol)?;
+    let domain =
+        if symbol.trim_start_matches('_').starts_with("cuda") { api_domain::RUNTIME } else { api_domain::DRIVER };
+    sink.define(Function { name, domain, callback_id: 0 })
+}
+
+fn upper(pid_tid: u64) -> u32 {
+    (pid_tid >> 32) as u32
+}
+
+fn lower(pid_tid: u64) -> u32 {
+    pid_tid as u32
+}
+

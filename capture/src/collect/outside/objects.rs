@@ -1,0 +1,124 @@
+//! The contexts, streams and graphs of a process, by the driver's handles.
+//!
+//! Calls name a stream, not its context; that is the thread's current one, which is known once the thread has set it. A
+//! stream keeps the context that it was first seen in. Streams 0 (and 1) and 2 are no objects but names: the default stream of
+//! the current context, and of the current context and thread; the latter has the thread's number in the upper half of its
+//! native number on the tape, as each thread has its own.
+
+use ktape_format::Sink;
+use ktape_format::definition::{Context, Device, Graph, Stream, property, vendor};
+use ktape_format::table::DefinitionKind;
+use rustc_hash::FxHashMap;
+
+use super::thread::Thread;
+
+/// `CU_STREAM_LEGACY`
+const LEGACY: u64 = 1;
+/// `CU_STREAM_PER_THREAD`
+const PER_THREAD: u64 = 2;
+
+/// The contexts and streams of a process.
+pub(super) struct Objects {
+    process: u32,
+    /// Devices by context.
+    devices: FxHashMap<u64, u32>,
+    /// Streams by native number and, for the default streams, context.
+    streams: FxHashMap<(u64, u64), u32>,
+    /// Flags and priorities of streams whose making was seen.
+    made: FxHashMap<u64, (u32, i32)>,
+    /// Sizes of allocations, by address.
+    allocated: FxHashMap<u64, u64>,
+    /// The call that recorded each event last.
+    recorded: FxHashMap<u64, u64>,
+}
+
+impl Objects {
+    pub(super) fn new(process: u32) -> Objects {
+        Objects {
+            process,
+            devices: FxHashMap::default(),
+            streams: FxHashMap::default(),
+            made: FxHashMap::default(),
+            allocated: FxHashMap::default(),
+            recorded: FxHashMap::default(),
+        }
+    }
+
+    /// Learns on which device a context is.
+    pub(super) fn context_on(&mut self, context: u64, device: u32) {
+        self.devices.insert(context, device);
+    }
+
+    /// The device of the thread's current context; 0 where that is not known.
+    pub(super) fn device<S: Sink>(&mut self, thread: &Thread, sink: &mut S) -> Result<u32, S::Error> {
+        let index = thread.contexts.last().and_then(|context| self.devices.get(context));
+        index.map_or(Ok(0), |&index| {
+            sink.define(Device { process: 0, index, vendor: vendor::NVIDIA, uuid: 0 })
+        })
+    }
+
+    /// Learns how a stream was made.
+    pub(super) fn stream_made(&mut self, handle: u64, flags: u32, priority: i32) {
+        self.made.insert(handle, (flags, priority));
+        self.streams.remove(&(handle, 0));
+    }
+
+    /// The definition of a stream, as a call of this thread names it; `per_thread` says what 0 means.
+    pub(super) fn stream<S: Sink>(
+        &mut self,
+        handle: u64,
+        per_thread: bool,
+        thread: &Thread,
+        sink: &mut S,
+    ) -> Result<u32, S::Error> {
+        let native = match handle {
+            0 if per_thread => PER_THREAD | u64::from(thread.tid) << 32,
+            PER_THREAD => PER_THREAD | u64::from(thread.tid) << 32,
+            LEGACY => 0,
+            handle => handle,
+        };
+        let is_default = handle <= PER_THREAD;
+        let current = thread.contexts.last().copied().unwrap_or(0);
+        let key = (native, if is_default { current } else { 0 });
+        if let Some(&id) = self.streams.get(&key) {
+            return Ok(id);
+        }
+        let device = self.device(thread, sink)?;
+        let context = sink.define(Context { process: self.process, device, native: current })?;
+        let (flags, priority) = self.made.get(&native).copied().unwrap_or_default();
+        let id = sink.define(Stream { context, native, priority, flags })?;
+        if is_default {
+            let name = if native == 0 {
+                "default stream".to_owned()
+            } else {
+                format!("default stream of thread {}", thread.tid)
+            };
+            sink.property(DefinitionKind::Stream as u16, id, property::NAME, &name)?;
+        }
+        self.streams.insert(key, id);
+        Ok(id)
+    }
+
+    /// The definition of an executable graph.
+    pub(super) fn graph<S: Sink>(&mut self, handle: u64, sink: &mut S) -> Result<u32, S::Error> {
+        sink.define(Graph { process: self.process, native: handle })
+    }
+
+    pub(super) fn recorded(&mut self, event: u64, correlation: u64) {
+        self.recorded.insert(event, correlation);
+    }
+
+    /// The correlation id of the call that recorded an event last; 0 for none that was seen.
+    pub(super) fn recorded_by(&self, event: u64) -> u64 {
+        self.recorded.get(&event).copied().unwrap_or(0)
+    }
+
+    pub(super) fn allocated(&mut self, address: u64, bytes: u64) {
+        self.allocated.insert(address, bytes);
+    }
+
+    /// The size of what is given back; 0 for what was handed out before the recording.
+    pub(super) fn freed(&mut self, address: u64) -> u64 {
+        self.allocated.remove(&address).unwrap_or(0)
+    }
+}

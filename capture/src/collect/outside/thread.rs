@@ -1,0 +1,65 @@
+//! A thread, and its calls that are under way.
+//!
+//! A thread's calls nest as its stack does: a call within another has a smaller stack pointer. So a list, innermost last, is
+//! enough; a call whose return was never seen (the ring buffer was full, `longjmp`, an exception) is found out by the next call
+//! that can't lie within it.
+
+use ktape_ebpf::wire::Return;
+use ktape_format::Sink;
+use ktape_format::definition::{self, property};
+use ktape_format::table::DefinitionKind;
+
+use super::calls::Open;
+
+/// A call that has not returned yet.
+pub(super) struct Pending {
+    pub(super) function: u32,
+    pub(super) stack_pointer: u64,
+    pub(super) start_ns: i64,
+    pub(super) open: Open,
+}
+
+/// A thread.
+pub(super) struct Thread {
+    /// Its definition.
+    pub(super) id: u32,
+    pub(super) tid: u32,
+    pending: Vec<Pending>,
+    /// The current context and those below it; empty where the thread has set none since the recording began.
+    pub(super) contexts: Vec<u64>,
+    /// The runtime's launch that it may be in: host stub or handle, and stack pointer.
+    pub(super) runtime_launch: Option<(u64, u64)>,
+}
+
+impl Thread {
+    /// Defines a thread. Its name is what it is called by now.
+    pub(super) fn begin<S: Sink>(process: u32, pid: u32, tid: u32, sink: &mut S) -> Result<Thread, S::Error> {
+        let id = sink.define(definition::Thread { process, tid: i64::from(tid) })?;
+        if let Ok(name) = std::fs::read_to_string(format!("/proc/{pid}/task/{tid}/comm")) {
+            sink.property(DefinitionKind::Thread as u16, id, property::NAME, name.trim_end())?;
+        }
+        Ok(Thread { id, tid, pending: Vec::new(), contexts: Vec::new(), runtime_launch: None })
+    }
+
+    pub(super) fn push(&mut self, pending: Pending) {
+        self.pending.push(pending);
+    }
+
+    /// The innermost call, if one with this stack pointer can't lie within it.
+    pub(super) fn take_abandoned(&mut self, stack_pointer: u64) -> Option<Pending> {
+        self.pending.pop_if(|pending| pending.stack_pointer <= stack_pointer)
+    }
+
+    /// The call that has returned.
+    pub(super) fn take_returned(&mut self, returned: &Return) -> Option<Pending> {
+        let is_it = |pending: &mut Pending| {
+            pending.function == returned.function && pending.stack_pointer + 8 == returned.stack_pointer
+        };
+        self.pending.pop_if(is_it)
+    }
+
+    /// All calls that have not returned, outermost first.
+    pub(super) fn take_all(&mut self) -> Vec<Pending> {
+        std::mem::take(&mut self.pending)
+    }
+}

@@ -1,0 +1,45 @@
+//! `capture attach`: records processes that run already.
+
+use anyhow::Result;
+
+use super::Outcome;
+use super::recording::{self, Recording};
+use crate::record::session::{Options, Session};
+use crate::target;
+
+/// What `capture attach` is asked.
+#[derive(clap::Args)]
+#[command(after_help = EXAMPLES)]
+pub(super) struct Args {
+    #[command(flatten)]
+    recording: Recording,
+    /// The process; may be given several times
+    #[arg(long = "pid", required = true)]
+    pids: Vec<u32>,
+}
+
+const EXAMPLES: &str = "\
+Examples:
+  capture attach --pid 4711                       until it ends, or Ctrl-C
+  capture attach --pid 4711 --pid 4712 -o a.ktape
+
+The processes are not stopped and not changed; when the recording ends they go on.
+Exit codes: 0 done, 1 something failed, 2 the command line is wrong, 3 done, but calls were lost.";
+
+pub(super) fn run(args: &Args) -> Result<Outcome> {
+    let name = target::identity(args.pids[0]).name;
+    let output = args.recording.output(&name, args.pids[0]);
+    let stop = recording::stop_on_signals()?;
+    let mut session = Session::begin(Options {
+        output,
+        follow: false,
+        launch_durations: args.recording.launch_durations,
+    })?;
+    for &pid in &args.pids {
+        session.add_process(pid)?;
+    }
+    session.run(&stop, recording::show_progress(args.recording.quiet))?;
+    let summary = session.end()?;
+    recording::report(&summary, &args.recording)?;
+    Ok(if summary.is_complete() { Outcome::Done } else { Outcome::Losses })
+}

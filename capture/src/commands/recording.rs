@@ -1,0 +1,120 @@
+//! What `run` and `attach` share: options, signals, the line on a terminal, the report at the end.
+
+use std::io::{self, IsTerminal as _, Write as _};
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use std::time::{Duration, Instant};
+
+use anyhow::Result;
+use signal_hook::consts::{SIGINT, SIGTERM};
+
+use crate::record::session::Progress;
+use crate::record::summary::Summary;
+
+/// The options of a recording.
+#[derive(clap::Args)]
+pub(super) struct Recording {
+    /// The tape; an existing one is replaced [default: capture-NAME-PID.ktape]
+    #[arg(short, long, value_name = "PATH")]
+    output: Option<PathBuf>,
+    /// Also measure how long launches take, and their results: one more probe for each
+    #[arg(long)]
+    pub(super) launch_durations: bool,
+    /// Print the summary for a program instead of a person
+    #[arg(long)]
+    json: bool,
+    /// Print nothing but errors
+    #[arg(short, long)]
+    pub(super) quiet: bool,
+}
+
+impl Recording {
+    /// The tape's path.
+    pub(super) fn output(&self, name: &str, pid: u32) -> PathBuf {
+        let name = name.rsplit('/').next().unwrap_or_default();
+        self.output.clone().unwrap_or_else(|| PathBuf::from(format!("capture-{name}-{pid}.ktape")))
+    }
+}
+
+/// A flag that SIGINT and SIGTERM set. The second of them ends the program at once: whatever is on the tape stays readable.
+pub(super) fn stop_on_signals() -> io::Result<Arc<AtomicBool>> {
+    let stop = Arc::new(AtomicBool::new(false));
+    for signal in [SIGINT, SIGTERM] {
+        signal_hook::flag::register_conditional_shutdown(signal, 1, stop.clone())?;
+        signal_hook::flag::register(signal, stop.clone())?;
+    }
+    Ok(stop)
+}
+
+/// Draws how a recording stands, where there is a terminal.
+pub(super) fn show_progress(quiet: bool) -> impl FnMut(Progress) {
+    let draws = !quiet && io::stderr().is_terminal();
+    let mut last: Option<(Instant, u64)> = None;
+    move |progress| {
+        if !draws || last.is_some_and(|(drawn, _)| drawn.elapsed() < Duration::from_millis(500)) {
+            return;
+        }
+        let rate = last.map_or(0.0, |(drawn, events)| {
+            (progress.events - events) as f64 / drawn.elapsed().as_secs_f64().max(1e-3)
+        });
+        last = Some((Instant::now(), progress.events));
+        let Progress { elapsed, events, lost, processes } = progress;
+        let seconds = elapsed.as_secs();
+        // A closed terminal has nobody to tell.
+        let _ = write!(
+            io::stderr(),
+            "\r\x1b[Krecording {processes} processes, {}:{:02}: {events} events, {rate:.0} a second, {lost} lost",
+            seconds / 60,
+            seconds % 60,
+        );
+    }
+}
+
+/// Says what was recorded.
+pub(super) fn report(summary: &Summary, recording: &Recording) -> Result<()> {
+    if recording.json {
+        let mut out = io::stdout().lock();
+        serde_json::to_writer_pretty(&mut out, summary)?;
+        writeln!(out)?;
+        return Ok(());
+    }
+    if recording.quiet {
+        return Ok(());
+    }
+    let mut out = io::stderr().lock();
+    if io::stderr().is_terminal() {
+        write!(out, "\r\x1b[K")?;
+    }
+    let Summary { seen, written, lost, without_stack, gaps, .. } = summary;
+    writeln!(
+        out,
+        "{}: {} bytes, {:.1} s, {} processes, {} probes in {} libraries",
+        summary.tape.display(),
+        summary.tape_bytes,
+        summary.duration_ns as f64 / 1e9,
+        summary.processes,
+        summary.probes,
+        summary.libraries.len(),
+    )?;
+    writeln!(out, "calls: {seen} seen, {written} written, {lost} lost")?;
+    for (count, what) in [
+        (*without_stack, "calls whose Python stack could not be read"),
+        (gaps.unknown_stacks, "calls whose Python stack did not come through"),
+        (gaps.unknown_frames, "frames without a name"),
+        (gaps.calls_without_return, "calls that were not seen to return"),
+        (gaps.returns_without_call, "returns of calls that were not seen"),
+        (gaps.unreadable_arguments, "calls with arguments that could not be read"),
+    ] {
+        if count > 0 {
+            writeln!(out, "  {count} {what}")?;
+        }
+    }
+    if summary.libraries.is_empty() {
+        writeln!(out, "  no library of CUDA was mapped: there was nothing to record")?;
+    }
+    for trouble in &summary.troubles {
+        writeln!(out, "  {trouble}")?;
+    }
+    Ok(())
+}

@@ -1,0 +1,60 @@
+//! `capture run`: records a command from its first instruction on.
+
+use std::ffi::OsString;
+use std::os::unix::process::ExitStatusExt as _;
+use std::process::{Command, ExitStatus};
+
+use anyhow::{Context as _, Result};
+
+use super::Outcome;
+use super::recording::{self, Recording};
+use crate::record::session::{Options, Session};
+
+/// What `capture run` is asked.
+#[derive(clap::Args)]
+#[command(after_help = EXAMPLES)]
+pub(super) struct Args {
+    #[command(flatten)]
+    recording: Recording,
+    /// The command, with its arguments
+    #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true)]
+    command: Vec<OsString>,
+}
+
+const EXAMPLES: &str = "\
+Examples:
+  capture run -- python serve.py                  onto capture-python-<pid>.ktape
+  capture run -o serve.ktape -- python serve.py   onto this tape
+  analyze info serve.ktape                        what is on it
+
+The exit code is the command's; where that is 0 and calls were lost, 3.";
+
+pub(super) fn run(args: &Args) -> Result<Outcome> {
+    let program = &args.command[0];
+    let output = args.recording.output(&program.to_string_lossy(), std::process::id());
+    let stop = recording::stop_on_signals()?;
+    let mut session = Session::begin(Options {
+        output,
+        follow: true,
+        launch_durations: args.recording.launch_durations,
+    })?;
+    session.before_spawn()?;
+    let child = Command::new(program).args(&args.command[1..]).spawn();
+    session.spawned();
+    let mut child = child.with_context(|| format!("cannot run {}", program.to_string_lossy()))?;
+    session.run(&stop, recording::show_progress(args.recording.quiet))?;
+    let summary = session.end()?;
+    recording::report(&summary, &args.recording)?;
+    // Where the recording was stopped, the command goes on as if it had not been there.
+    let status = child.try_wait()?;
+    Ok(match status.map(exit_code) {
+        Some(code) if code != 0 => Outcome::Command(code),
+        _ if summary.is_complete() => Outcome::Done,
+        _ => Outcome::Losses,
+    })
+}
+
+/// A command's exit code as a shell has it.
+fn exit_code(status: ExitStatus) -> u8 {
+    status.code().or_else(|| Some(128 + status.signal()?)).unwrap_or(1) as u8
+}

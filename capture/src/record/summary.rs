@@ -1,0 +1,43 @@
+//! What a recording tells at its end.
+
+use std::path::PathBuf;
+
+use serde::Serialize;
+
+use crate::collect::outside::Gaps;
+
+/// What a recording tells at its end.
+#[derive(Clone, Debug, Serialize)]
+pub struct Summary {
+    /// The tape.
+    pub tape: PathBuf,
+    /// Its length.
+    pub tape_bytes: u64,
+    /// From the first probe to the last.
+    pub duration_ns: u64,
+    /// Processes that were recorded.
+    pub processes: u64,
+    /// Libraries that have had probes.
+    pub libraries: Vec<PathBuf>,
+    /// Probes that were set.
+    pub probes: usize,
+    /// Calls that the probes saw and that are events.
+    pub seen: u64,
+    /// Calls that are on the tape.
+    pub written: u64,
+    /// Calls that the ring buffer or the tape had no room for.
+    pub lost: u64,
+    /// Calls whose Python stack could not be read.
+    pub without_stack: u64,
+    /// What is on the tape but could not be told in full.
+    pub gaps: Gaps,
+    /// What went wrong on the way.
+    pub troubles: Vec<String>,
+}
+
+impl Summary {
+    /// Whether every call that was seen is on the tape.
+    pub fn is_complete(&self) -> bool {
+        self.lost == 0 && self.seen == self.written
+    }
+}
