@@ -37,39 +37,30 @@ pub fn record(target: *const Target, pid_tid: u64, counters: *mut Counters) -> u
     if unsafe { (*target).has_interpreter } == 0 {
         return 0;
     }
-    let Some((index, space)) = take_space() else {
+    let Some(index) = take_space(target, pid_tid) else {
         // SAFETY: a map's value.
         count(unsafe { &raw mut (*counters).without_stack });
         return 0;
     };
-    // SAFETY: the space is this program's until it is given back.
-    let known = unsafe {
-        (*space).interpreter = (*target).interpreter;
-        (*space).generation = (*target).generation;
-        (*space).pid_tid = pid_tid;
-        (*space).bodies_lost = 0;
-        walk(index, &mut *space)
-    };
-    let hash = match known {
-        Some(hash) => hash,
-        None => {
+    let hash = walk(index).unwrap_or_else(|| {
+        // SAFETY: a map's value.
+        count(unsafe { &raw mut (*counters).without_stack });
+        0
+    });
+    if let Some(space) = space(index) {
+        if space.bodies_lost != 0 {
             // SAFETY: a map's value.
-            count(unsafe { &raw mut (*counters).without_stack });
-            0
+            count(unsafe { &raw mut (*counters).bodies_lost });
         }
-    };
-    // SAFETY: as above.
-    unsafe {
-        if (*space).bodies_lost != 0 {
-            count(&raw mut (*counters).bodies_lost);
-        }
-        core::ptr::write_volatile(&raw mut (*space).taken, 0);
+        // SAFETY: a reference is valid to be written. Volatile, as another program may take the space from here on.
+        unsafe { core::ptr::write_volatile(&raw mut space.taken, 0) };
     }
     hash
 }
 
+/// Takes a work space of this processor's that is free, and says in it whose stack is wanted.
 #[inline(always)]
-fn take_space() -> Option<(u32, *mut Space)> {
+fn take_space(target: *const Target, pid_tid: u64) -> Option<u32> {
     let mut index = 0;
     while index < SPACES_A_PROCESSOR {
         let space = SPACES.get_ptr_mut(index)?;
@@ -78,50 +69,76 @@ fn take_space() -> Option<(u32, *mut Space)> {
             atomic_cxchg::<u64, { AtomicOrdering::Relaxed }, { AtomicOrdering::Relaxed }>(&raw mut (*space).taken, 0, 1)
         };
         if taken {
-            return Some((index, space));
+            // SAFETY: maps' values; the space is this program's until it is given back.
+            unsafe {
+                (*space).interpreter = (*target).interpreter;
+                (*space).generation = (*target).generation;
+                (*space).pid_tid = pid_tid;
+                (*space).bodies_lost = 0;
+            }
+            return Some(index);
         }
         index += 1;
     }
     None
 }
 
-/// `None` where the thread's stack could not be read at all.
+/// A work space that was taken. Asked for anew after each loop, whose callbacks have changed it behind the compiler's back.
 #[inline(always)]
-fn walk(index: u32, space: &mut Space) -> Option<u64> {
+fn space(index: u32) -> Option<&'static mut Space> {
+    // SAFETY: a map's value, which nobody else uses while it is taken.
+    unsafe { SPACES.get_ptr_mut(index)?.as_mut() }
+}
+
+/// The hash of the stack of a work space's thread. `None` where it could not be read at all.
+#[inline(always)]
+fn walk(index: u32) -> Option<u64> {
+    begin(space(index)?)?;
+    if space(index)?.walk.count == u32::MAX {
+        return Some(0);
+    }
+    // The helper takes only pointers to the program's own stack, so the callbacks are told which space, not where it is.
+    let mut context = index;
+    let context = (&raw mut context).cast::<c_void>();
+    // SAFETY: the callback is a function of the type that the helper calls, and the context outlives it.
+    unsafe { bpf_loop(MAX_STEPS, step as *mut c_void, context, 0) };
+    let walked = space(index)?;
+    // A stack that was cut is another than the same one whole. Even: see `SentKey`.
+    let hash = mix(walked.hash, u64::from(walked.walk.end)) & !1 | 2;
+    let key = SentKey { what: hash, generation: walked.generation };
+    if SENT.get_ptr(key).is_some() {
+        return Some(hash);
+    }
+    walked.hash = hash;
+    // SAFETY: as above.
+    unsafe { bpf_loop(MAX_FRAMES as u32, send_code as *mut c_void, context, 0) };
+    let walked = space(index)?;
+    if send_body(walked) {
+        let _ = SENT.insert(key, 1, 0);
+    } else {
+        walked.bodies_lost = 1;
+    }
+    Some(hash)
+}
+
+/// Finds the thread's innermost frame, and begins the walk there.
+#[inline(always)]
+fn begin(space: &mut Space) -> Option<()> {
     // SAFETY: a helper without arguments.
     let task = unsafe { bpf_get_current_task() } as *const task_struct;
     // SAFETY: the helper checks the address.
-    let thread_pointer =
-        unsafe { bpf_probe_read_kernel(task.cast::<u8>().add(setting(&TASK_THREAD_POINTER) as usize).cast::<u64>()) };
+    let thread_pointer = unsafe {
+        bpf_probe_read_kernel(task.cast::<u8>().add(setting(&TASK_THREAD_POINTER) as usize).cast::<u64>())
+    };
     let state = python::thread_state(&User, &space.interpreter, thread_pointer.ok()?)?;
-    if state == 0 {
-        return Some(0);
-    }
-    let frame = python::first_frame(&User, &space.interpreter.layout, state)?;
-    if frame == 0 {
-        return Some(0);
-    }
+    let frame = if state == 0 { 0 } else { python::first_frame(&User, &space.interpreter.layout, state)? };
     space.walk.begin(frame);
-    space.hash = 0x9e37_79b9_7f4a_7c15;
-    // The helper takes only pointers to the program's own stack, so the callback is told which space, not where it is.
-    let mut context = index;
-    let context = (&raw mut context).cast::<c_void>();
-    // SAFETY: the callback is a function of the type that the helper calls, the context outlives it.
-    unsafe { bpf_loop(MAX_STEPS, step as *mut c_void, context, 0) };
-    // A stack that was cut is another than the same one whole. Even: see `SentKey`.
-    let hash = mix(space.hash, u64::from(space.walk.end)) & !1 | 2;
-    let key = SentKey { what: hash, generation: space.generation };
-    if SENT.get_ptr(key).is_none() {
-        space.hash = hash;
-        // SAFETY: as above.
-        unsafe { bpf_loop(MAX_FRAMES as u32, send_code as *mut c_void, context, 0) };
-        if send_body(space) {
-            let _ = SENT.insert(key, 1, 0);
-        } else {
-            space.bodies_lost = 1;
-        }
+    if frame == 0 {
+        // A thread that is no thread of Python's, or runs none of it now.
+        space.walk.count = u32::MAX;
     }
-    Some(hash)
+    space.hash = 0x9e37_79b9_7f4a_7c15;
+    Some(())
 }
 
 #[inline(always)]
@@ -132,15 +149,15 @@ fn mix(hash: u64, word: u64) -> u64 {
 
 /// The space that `walk` works in.
 #[inline(always)]
-fn space(context: *mut c_void) -> Option<&'static mut Space> {
-    // SAFETY: `walk` gives a number, of the space that it took.
-    unsafe { SPACES.get_ptr_mut(*context.cast::<u32>())?.as_mut() }
+fn space_of(context: *mut c_void) -> Option<&'static mut Space> {
+    // SAFETY: `walk` gives the number of the space that it took.
+    space(unsafe { *context.cast::<u32>() })
 }
 
 /// One frame. Returns 1 to end the loop.
 #[inline(never)]
 extern "C" fn step(_: u32, context: *mut c_void) -> i64 {
-    let Some(space) = space(context) else { return 1 };
+    let Some(space) = space_of(context) else { return 1 };
     match space.walk.advance(&User, &space.interpreter.layout) {
         Step::Frame(frame) => {
             let RawFrame { code, instruction, generator } = frame;
@@ -156,7 +173,7 @@ extern "C" fn step(_: u32, context: *mut c_void) -> i64 {
 /// Sends one frame's code object, if it was not sent before. Returns 1 to end the loop.
 #[inline(never)]
 extern "C" fn send_code(index: u32, context: *mut c_void) -> i64 {
-    let Some(space) = space(context) else { return 1 };
+    let Some(space) = space_of(context) else { return 1 };
     if index >= space.walk.count {
         return 1;
     }

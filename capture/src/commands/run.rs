@@ -9,6 +9,7 @@ use anyhow::{Context as _, Result};
 use super::Outcome;
 use super::recording::{self, Recording};
 use crate::record::session::{Options, Session};
+use crate::target;
 
 /// What `capture run` is asked.
 #[derive(clap::Args)]
@@ -38,10 +39,14 @@ pub(super) fn run(args: &Args) -> Result<Outcome> {
         follow: true,
         launch_durations: args.recording.launch_durations,
     })?;
+    for library in target::candidates() {
+        session.add_library(&library);
+    }
     session.before_spawn()?;
     let child = Command::new(program).args(&args.command[1..]).spawn();
     session.spawned();
     let mut child = child.with_context(|| format!("cannot run {}", program.to_string_lossy()))?;
+    session.expect(child.id())?;
     session.run(&stop, recording::show_progress(args.recording.quiet))?;
     let summary = session.end()?;
     recording::report(&summary, &args.recording)?;

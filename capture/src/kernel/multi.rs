@@ -26,12 +26,15 @@ impl Multi {
     /// Loads the programs against these maps, by name. `None` where the kernel has no such links.
     pub(super) fn load(maps: &HashMap<String, RawFd>, names: &[(Program, &str)]) -> Option<Multi> {
         let mut object = Object::parse(OBJECT).ok()?;
+        // A callback of `bpf_loop` must be known to be a function, which is what the types are for.
+        let types = object.fixup_and_sanitize_btf(aya::features().btf()?).ok()??.to_bytes();
+        let types = load_types(&types).ok()?;
         let text: HashSet<usize> = object.functions.keys().map(|(section, _)| *section).collect();
         let object_maps = object.maps.clone();
         let relocated = object_maps.iter().filter_map(|(name, map)| Some((name.as_str(), *maps.get(name)?, map)));
         object.relocate_maps(relocated, &text).ok()?;
         object.relocate_calls(&text).ok()?;
-        let programs: Option<Vec<_>> = names.iter().map(|&(which, name)| Some((which, load_program(&object, name).ok()?))).collect();
+        let programs: Option<Vec<_>> = names.iter().map(|&(which, name)| Some((which, load_program(&object, name, &types).ok()?))).collect();
         Some(Multi { programs: programs? })
     }
 
@@ -59,12 +62,24 @@ impl Multi {
     }
 }
 
-fn load_program(object: &Object, name: &str) -> io::Result<OwnedFd> {
+fn load_types(types: &[u8]) -> io::Result<OwnedFd> {
+    let mut attr = zeroed();
+    // SAFETY: the fields are of the union's member for this command; the bytes outlive the call.
+    unsafe {
+        let load = &mut attr.__bindgen_anon_7;
+        load.btf = types.as_ptr() as u64;
+        load.btf_size = types.len() as u32;
+    }
+    bpf(bpf_cmd::BPF_BTF_LOAD, &mut attr)
+}
+
+fn load_program(object: &Object, name: &str, types: &OwnedFd) -> io::Result<OwnedFd> {
     let program = object.programs.get(name).ok_or_else(|| io::Error::other("no such program"))?;
     let function = object.functions.get(&program.function_key()).ok_or_else(|| io::Error::other("no such function"))?;
     let short_name = c_string(OsStr::new(&name[..name.len().min(15)]))?;
+    let function_info = function.func_info.func_info_bytes();
     let mut attr = zeroed();
-    // SAFETY: the fields are of the union's member for this command; instructions and licence outlive the call.
+    // SAFETY: the fields are of the union's member for this command; what they point to outlives the call.
     unsafe {
         let load = &mut attr.__bindgen_anon_3;
         load.prog_type = bpf_prog_type::BPF_PROG_TYPE_KPROBE as u32;
@@ -72,6 +87,10 @@ fn load_program(object: &Object, name: &str) -> io::Result<OwnedFd> {
         load.insns = function.instructions.as_ptr() as u64;
         load.insn_cnt = function.instructions.len() as u32;
         load.license = program.license.as_ptr() as u64;
+        load.prog_btf_fd = types.as_raw_fd() as u32;
+        load.func_info = function_info.as_ptr() as u64;
+        load.func_info_cnt = function.func_info.len() as u32;
+        load.func_info_rec_size = function.func_info_rec_size as u32;
         for (into, byte) in load.prog_name.iter_mut().zip(short_name.as_bytes()) {
             *into = *byte as _;
         }

@@ -28,7 +28,7 @@ use crate::probes::functions::{self, Probed};
 use crate::probes::library::Library;
 use crate::probes;
 use crate::python::find::{self, Python, Refusal};
-use crate::target;
+use crate::target::{self, MappedLibrary};
 
 /// How long a record may lie before it is looked for.
 const TICK: Duration = Duration::from_millis(20);
@@ -150,9 +150,41 @@ impl Session {
         self.kernel.remove_target(std::process::id());
     }
 
-    /// Sets probes in a library that a process about to be started will map.
-    pub fn add_library(&mut self, path: &Path) {
-        self.attach(path);
+    /// Waits for the word of a process that was spawned.
+    pub fn expect(&mut self, pid: u32) -> Result<()> {
+        let began = Instant::now();
+        while !self.processes.contains_key(&pid) && began.elapsed() < Duration::from_secs(1) {
+            self.drain(RECORDS_A_ROUND)?;
+        }
+        Ok(())
+    }
+
+    /// Sets probes in a library, if it has none yet.
+    pub fn add_library(&mut self, library: &MappedLibrary) {
+        if self.libraries.insert(library.id) {
+            self.attach(&library.path);
+        }
+    }
+
+    /// Has the dynamic linker tell when it maps libraries.
+    fn watch_libraries(&mut self, path: &Path) {
+        let symbol = "_dl_debug_state";
+        let watched = self.sites(path, &[symbol]).and_then(|sites| {
+            let links: Vec<Link<'_>> = sites.sites.iter().map(|site| {
+                Link { program: Program::Libraries, symbol, file_offset: site.file_offset, cookie: 0 }
+            }).collect();
+            Ok(self.kernel.attach(&links, path)?)
+        });
+        if let Err(error) = watched {
+            self.trouble(format!("{}: {error:#}: libraries are looked for every {LOOK_AGAIN:?}", path.display()));
+        }
+    }
+
+    fn sites(&self, path: &Path, symbols: &[&str]) -> Result<probes::Sites> {
+        let file = std::fs::File::open(path)?;
+        // SAFETY: a mapping that is only read. Libraries are replaced, not written over.
+        let bytes = unsafe { memmap2::Mmap::map(&file)? };
+        Ok(probes::sites(&Library::parse(&*bytes)?, symbols.iter().copied(), self.site_kernel)?)
     }
 
     /// Records until `stop` says so, or no recorded process is left. `progress` is called every so often.
@@ -275,10 +307,13 @@ impl Session {
 
     /// Looks for libraries and the interpreter of a process.
     fn look_at(&mut self, pid: u32) {
-        for library in target::cuda_libraries(pid) {
+        for library in target::dynamic_linker(pid) {
             if self.libraries.insert(library.id) {
-                self.attach(&library.path);
+                self.watch_libraries(&library.path);
             }
+        }
+        for library in target::cuda_libraries(pid) {
+            self.add_library(&library);
         }
         let Some(recorded) = self.processes.get_mut(&pid) else { return };
         if recorded.has_interpreter {
@@ -313,11 +348,8 @@ impl Session {
     }
 
     fn try_attach(&mut self, path: &Path) -> Result<usize> {
-        let file = std::fs::File::open(path)?;
-        // SAFETY: a mapping that is only read. Libraries are replaced, not written over.
-        let bytes = unsafe { memmap2::Mmap::map(&file)? };
-        let library = Library::parse(&*bytes)?;
-        let sites = probes::sites(&library, self.functions.iter().map(|function| function.symbol.as_str()), self.site_kernel)?;
+        let symbols: Vec<&str> = self.functions.iter().map(|function| function.symbol.as_str()).collect();
+        let sites = self.sites(path, &symbols)?;
         let mut links = Vec::new();
         for site in &sites.sites {
             let names = std::iter::once(&site.symbol).chain(&site.aliases);

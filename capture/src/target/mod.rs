@@ -27,11 +27,34 @@ pub fn identity(pid: u32) -> Identity {
 
 /// The copies of libcuda and libcudart that a process has mapped.
 pub fn cuda_libraries(pid: u32) -> Vec<MappedLibrary> {
+    mapped(pid, |name| name.starts_with("libcuda.so") || name.starts_with("libcudart"))
+}
+
+/// The dynamic linker of a process.
+pub fn dynamic_linker(pid: u32) -> Vec<MappedLibrary> {
+    mapped(pid, |name| name.starts_with("ld-linux"))
+}
+
+/// The copies that a program about to be started would find.
+pub fn candidates() -> Vec<MappedLibrary> {
+    let mut all = Vec::new();
+    for directory in std::env::split_paths(&std::env::var_os("LD_LIBRARY_PATH").unwrap_or_default()) {
+        for name in ["libcuda.so.1", "libcudart.so"] {
+            let path = directory.join(name);
+            if let Ok(data) = std::fs::metadata(&path) {
+                all.push(MappedLibrary { id: (data.dev(), data.ino()), path });
+            }
+        }
+    }
+    all
+}
+
+fn mapped(pid: u32, is_wanted: impl Fn(&str) -> bool) -> Vec<MappedLibrary> {
     let maps = std::fs::read_to_string(format!("/proc/{pid}/maps")).unwrap_or_default();
     let mut all: Vec<MappedLibrary> = Vec::new();
     for path in maps.lines().filter_map(|line| line.split_whitespace().nth(5)) {
         let name = path.rsplit('/').next().unwrap_or_default();
-        if !name.starts_with("libcuda.so") && !name.starts_with("libcudart") {
+        if !is_wanted(name) {
             continue;
         }
         let path = PathBuf::from(format!("/proc/{pid}/root{path}"));
