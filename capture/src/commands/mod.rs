@@ -6,6 +6,7 @@ use std::process::ExitCode;
 use anyhow::Result;
 use clap::{Parser, Subcommand};
 
+mod print;
 mod probes;
 
 /// Records every CUDA call of running processes, with the Python stack that made it, without changing or restarting them.

@@ -1,0 +1,258 @@
+//! The functions of an ELF file: which symbols name them, and where in the file their code is.
+//!
+//! A library is a stranger's file that may change while it is read. So it is read with `pread` and not mapped (a file that is
+//! cut while mapped kills the reader), and what is read of it is bounded: the tables of symbols whole, of the code what is
+//! asked for. The kernel places a probe by the offset in the *file*, which the program headers tell; section headers may be
+//! stripped, and then the dynamic symbols are found as the loader finds them.
+
+use std::cell::Cell;
+
+use object::elf::{
+    self, Dyn64, FileHeader64, ProgramHeader64, STT_FUNC, STT_GNU_IFUNC, STT_NOTYPE, SectionHeader64, Sym64,
+};
+use object::read::elf::{
+    Dyn as _, FileHeader as _, GnuHashTable, HashTable, ProgramHeader as _, SectionHeader as _, Sym as _,
+};
+use object::{LittleEndian, ReadRef};
+use rustc_hash::{FxHashMap, FxHashSet};
+
+use super::Error;
+
+/// No table of symbols is longer; that of a PyTorch library with its debug symbols is 100 MB. A sparse file can claim any length.
+const MOST_TABLE_BYTES: u64 = 1 << 30;
+
+/// Further than this, a function is not looked at.
+const MOST_CODE_BYTES: u64 = 64 << 10;
+
+/// So much is looked at of a function whose symbol has no size, as those of hand-written assembler.
+const CODE_BYTES_WITHOUT_SIZE: u64 = 4 << 10;
+
+type Header = FileHeader64<LittleEndian>;
+const LE: LittleEndian = LittleEndian;
+
+/// A function of a library.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Function {
+    /// Its names among those that were asked for, as they were asked for.
+    pub names: Vec<String>,
+    /// Its other names.
+    pub aliases: Vec<String>,
+    /// Where the library wants it, relative to its load address.
+    pub address: u64,
+    /// Where it is in the file.
+    pub file_offset: u64,
+    /// Its length as the symbol tells it; 0 for not known.
+    pub bytes: u64,
+}
+
+/// What a library has of the functions that were asked for.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Functions {
+    /// One for each address, by address.
+    pub found: Vec<Function>,
+    /// Symbols that cannot be probed, and why.
+    pub refused: Vec<(String, &'static str)>,
+    /// What no symbol names, as asked for.
+    pub missing: Vec<String>,
+}
+
+/// An ELF file for x86-64 Linux.
+#[derive(Debug)]
+pub struct Library<'data, R: ReadRef<'data>> {
+    data: R,
+    segments: &'data [ProgramHeader64<LittleEndian>],
+    /// Of the section headers only the tables of symbols count; none where they are stripped.
+    sections: &'data [SectionHeader64<LittleEndian>],
+    /// How much the tables may still take.
+    budget: Cell<u64>,
+}
+
+/// A table of symbols with its strings.
+struct Symbols<'data> {
+    symbols: &'data [Sym64<LittleEndian>],
+    strings: &'data [u8],
+}
+
+impl<'data, R: ReadRef<'data>> Library<'data, R> {
+    /// Reads the headers.
+    pub fn parse(data: R) -> Result<Library<'data, R>, Error> {
+        let header = Header::parse(data).map_err(|_| Error::NotElf)?;
+        if header.e_ident.data != elf::ELFDATA2LSB || header.e_machine.get(LE) != elf::EM_X86_64 {
+            return Err(Error::OtherMachine(header.e_machine.get(LE).0));
+        }
+        let segments = header.program_headers(LE, data).map_err(|_| Error::Broken("its program headers"))?;
+        // A file that was cut may still have its code and dynamic symbols.
+        let sections = header.section_headers(LE, data).unwrap_or(&[]);
+        Ok(Library { data, segments, sections, budget: Cell::new(MOST_TABLE_BYTES) })
+    }
+
+    /// Whether a symbol names a function that is in this file.
+    pub fn has(&self, name: &str) -> Result<bool, Error> {
+        Ok(!self.functions([name])?.found.is_empty())
+    }
+
+    /// Finds functions by name, exported ones and those that only `.symtab` knows, as in a statically linked program. One name
+    /// may stand for several functions (versions of a symbol), several for one (aliases): each function is told once.
+    pub fn functions<'n>(&self, names: impl IntoIterator<Item = &'n str>) -> Result<Functions, Error> {
+        let asked: Vec<&str> = names.into_iter().collect();
+        let places: FxHashMap<&[u8], usize> = asked.iter().enumerate().map(|(i, name)| (name.as_bytes(), i)).collect();
+        let tables: Vec<Symbols> = [self.dynamic_symbols()?, self.symtab()?].into_iter().flatten().collect();
+        let mut named = FxHashSet::default();
+        let mut refused = Vec::new();
+        let mut found = FxHashMap::<u64, Function>::default();
+        for (name, symbol) in tables.iter().flat_map(Symbols::defined) {
+            let Some(&place) = places.get(name) else { continue };
+            named.insert(place);
+            match self.function(symbol) {
+                Err(why) => refused.push((asked[place].to_owned(), why)),
+                Ok(function) => {
+                    let known = found.entry(function.address).or_insert(function);
+                    known.bytes = known.bytes.max(symbol.st_size.get(LE));
+                    if !known.names.iter().any(|name| name == asked[place]) {
+                        known.names.push(asked[place].to_owned());
+                    }
+                }
+            }
+        }
+        for (name, symbol) in tables.iter().flat_map(Symbols::defined) {
+            let Some(known) = found.get_mut(&symbol.st_value.get(LE)).filter(|_| !places.contains_key(name)) else {
+                continue;
+            };
+            let name = String::from_utf8_lossy(name);
+            if is_code(symbol) && !known.aliases.iter().any(|alias| *alias == name) {
+                known.aliases.push(name.into_owned());
+            }
+        }
+        let mut found: Vec<Function> = found.into_values().collect();
+        found.sort_unstable_by_key(|function| function.address);
+        for function in &mut found {
+            function.names.sort_by_key(|name| places[name.as_bytes()]);
+            function.aliases.sort_unstable();
+        }
+        // Both tables have an exported symbol; another version of a refused one may be found.
+        refused.sort_unstable();
+        refused.dedup();
+        refused.retain(|(name, _)| !found.iter().any(|function| function.names.contains(name)));
+        let missing = (0..asked.len()).filter(|place| !named.contains(place)).map(|place| asked[place].to_owned());
+        Ok(Functions { found, refused, missing: missing.collect() })
+    }
+
+    /// A function's code: as long as its symbol says, but within its segment and no more than anybody wants to look at.
+    pub fn code(&self, function: &Function) -> Result<&'data [u8], Error> {
+        let Some((_, behind)) = self.executable(function.address) else { return Ok(&[]) };
+        let bytes = if function.bytes == 0 { CODE_BYTES_WITHOUT_SIZE } else { function.bytes.min(MOST_CODE_BYTES) };
+        self.data.read_bytes_at(function.file_offset, bytes.min(behind)).map_err(|()| Error::Broken("its code"))
+    }
+
+    /// The function that a symbol names, without names; or why no probe can be there.
+    fn function(&self, symbol: &Sym64<LittleEndian>) -> Result<Function, &'static str> {
+        if symbol.st_type() == STT_GNU_IFUNC {
+            return Err("GNU_IFUNC: its symbol is that of the function which chooses one of several when the library is loaded");
+        }
+        if !is_code(symbol) {
+            return Err("its symbol is no function's");
+        }
+        let address = symbol.st_value.get(LE);
+        let Some((file_offset, _)) = self.executable(address) else {
+            return Err("its address is not in the code of the file");
+        };
+        Ok(Function {
+            names: Vec::new(),
+            aliases: Vec::new(),
+            address,
+            file_offset,
+            bytes: symbol.st_size.get(LE),
+        })
+    }
+
+    /// Where in the file the code at an address is, and how many bytes the segment has from there on.
+    fn executable(&self, address: u64) -> Option<(u64, u64)> {
+        let segments = self.segments.iter().filter(|segment| segment.p_flags(LE).contains(elf::PF_X));
+        segments.filter_map(|segment| in_file(segment, address)).next()
+    }
+
+    /// The table that the loader uses, found as it finds it; `None` in a program without one.
+    fn dynamic_symbols(&self) -> Result<Option<Symbols<'data>>, Error> {
+        let Some(dynamic) = self.segments.iter().find(|segment| segment.p_type(LE) == elf::PT_DYNAMIC) else {
+            return Ok(None);
+        };
+        let (at, bytes) = dynamic.file_range(LE);
+        let entries = self.read_array::<Dyn64<LittleEndian>>(at, bytes / size_of::<Dyn64<LittleEndian>>() as u64)?;
+        let entry = |tag| entries.iter().find(|entry| entry.d_tag(LE) == tag).map(|entry| entry.d_val(LE));
+        let (Some(symbols), Some(strings), Some(string_bytes)) =
+            (entry(elf::DT_SYMTAB), entry(elf::DT_STRTAB), entry(elf::DT_STRSZ))
+        else {
+            return Ok(None);
+        };
+        let broken = || Error::Broken("its dynamic symbols");
+        let place = |address| {
+            let segments = self.segments.iter().filter(|segment| segment.p_type(LE) == elf::PT_LOAD);
+            segments.filter_map(|segment| in_file(segment, address)).next().ok_or_else(broken)
+        };
+        // Nothing but the hash table says how many there are. Both kinds are read to the end of their segment.
+        let hash = |tag| entry(tag).map(|address| place(address).and_then(|(at, behind)| self.read(at, behind)));
+        let count = match (hash(elf::DT_GNU_HASH), hash(elf::DT_HASH)) {
+            (_, Some(table)) => HashTable::<Header>::parse(LE, table?).map_err(|_| broken())?.symbol_table_length(),
+            (Some(table), None) => {
+                let table = GnuHashTable::<Header>::parse(LE, table?).map_err(|_| broken())?;
+                // A table without exports has no chain to count.
+                table.symbol_table_length(LE).unwrap_or(0)
+            }
+            (None, None) => return Err(broken()),
+        };
+        let symbols = self.read_array(place(symbols)?.0, u64::from(count))?;
+        Ok(Some(Symbols { symbols, strings: self.read(place(strings)?.0, string_bytes)? }))
+    }
+
+    /// The table that `strip` takes away.
+    fn symtab(&self) -> Result<Option<Symbols<'data>>, Error> {
+        let Some(table) = self.sections.iter().find(|section| section.sh_type(LE) == elf::SHT_SYMTAB) else {
+            return Ok(None);
+        };
+        let strings = self.sections.get(table.sh_link(LE) as usize).ok_or(Error::Broken("its symbols"))?;
+        let count = table.sh_size(LE) / size_of::<Sym64<LittleEndian>>() as u64;
+        Ok(Some(Symbols {
+            symbols: self.read_array(table.sh_offset(LE), count)?,
+            strings: self.read(strings.sh_offset(LE), strings.sh_size(LE))?,
+        }))
+    }
+
+    fn read(&self, at: u64, bytes: u64) -> Result<&'data [u8], Error> {
+        let left = self.budget.get().checked_sub(bytes).ok_or(Error::TooLarge)?;
+        self.budget.set(left);
+        self.data.read_bytes_at(at, bytes).map_err(|()| Error::Broken("its symbols"))
+    }
+
+    fn read_array<T: object::Pod>(&self, at: u64, count: u64) -> Result<&'data [T], Error> {
+        let bytes = self.read(at, count.saturating_mul(size_of::<T>() as u64))?;
+        let (array, _) = object::slice_from_bytes(bytes, count as usize).map_err(|()| Error::Broken("its symbols"))?;
+        Ok(array)
+    }
+}
+
+impl<'data> Symbols<'data> {
+    /// The symbols of this file itself with their names. In `.symtab` some linkers write a version into the name.
+    fn defined(&self) -> impl Iterator<Item = (&'data [u8], &'data Sym64<LittleEndian>)> {
+        let strings = self.strings;
+        self.symbols.iter().filter(|symbol| symbol.st_shndx(LE) != elf::SHN_UNDEF).filter_map(move |symbol| {
+            let text = strings.get(symbol.st_name.get(LE) as usize..)?;
+            let end = text.iter().take(MOST_NAME_BYTES).position(|byte| *byte == 0 || *byte == b'@')?;
+            Some((&text[..end], symbol)).filter(|(name, _)| !name.is_empty())
+        })
+    }
+}
+
+/// Longer names are not compared: a table without zeros would make each name as long as itself.
+const MOST_NAME_BYTES: usize = 4096;
+
+fn is_code(symbol: &Sym64<LittleEndian>) -> bool {
+    [STT_FUNC, STT_NOTYPE].contains(&symbol.st_type()) && symbol.st_shndx(LE) != elf::SHN_ABS
+}
+
+/// Where in the file an address of a segment is, and how many bytes follow there.
+fn in_file(segment: &ProgramHeader64<LittleEndian>, address: u64) -> Option<(u64, u64)> {
+    let within = address.checked_sub(segment.p_vaddr(LE))?;
+    let behind = segment.p_filesz(LE).checked_sub(within).filter(|bytes| *bytes > 0)?;
+    let loaded = segment.p_type(LE) == elf::PT_LOAD;
+    Some((segment.p_offset(LE).checked_add(within)?, behind)).filter(|_| loaded)
+}
