@@ -7,6 +7,7 @@ use anyhow::Result;
 use clap::{Parser, Subcommand};
 
 mod attach;
+mod print;
 mod probes;
 mod recording;
 mod run;

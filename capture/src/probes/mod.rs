@@ -7,6 +7,7 @@ use object::ReadRef;
 use serde::Serialize;
 
 pub mod execution;
+pub mod functions;
 pub mod library;
 pub mod site;
 pub mod trial;
@@ -101,4 +102,3 @@ pub fn sites<'data, 'n, R: ReadRef<'data>>(
     }
     Ok(all)
 }
-pub mod functions;
