@@ -1,0 +1,540 @@
+//! The Python stack of a thread, read from outside: the same walk in an eBPF program, in user space and over saved memory.
+//!
+//! From the thread pointer to the frames: pthread's slot of `autoTSSkey` holds the thread state (also while the thread has
+//! given the interpreter lock up, when `_Py_tss_tstate` is empty), the thread state leads to the innermost frame, and each
+//! frame to its caller. A frame costs one read, of its prefix up to `owner`; it gives the address of a code object and the
+//! instruction in it, and names and lines are made of those in user space. Frames that called into C, and the Python that C
+//! called back, are links of one chain in every version; CPython 3.12 and later put a shim frame between, which is skipped.
+//!
+//! It is written for the verifier: no recursion, no loop (the caller has one, see [`Walk`]), no slice index that may panic,
+//! every offset masked to the buffer it goes into, and nothing large on the stack, of which an eBPF program has 512 bytes.
+
+/// Memory of a process, wherever it is read from.
+pub trait Memory {
+    /// Fills `into` from `address`. False if not every byte can be read; `into` then holds anything.
+    fn read(&self, address: u64, into: &mut [u8]) -> bool;
+
+    /// The eight bytes at `address`.
+    #[inline(always)]
+    fn word(&self, address: u64) -> Option<u64> {
+        let mut bytes = [0; 8];
+        if self.read(address, &mut bytes) { Some(u64::from_ne_bytes(bytes)) } else { None }
+    }
+
+    /// The four bytes at `address`.
+    #[inline(always)]
+    fn half(&self, address: u64) -> Option<u32> {
+        let mut bytes = [0; 4];
+        if self.read(address, &mut bytes) { Some(u32::from_ne_bytes(bytes)) } else { None }
+    }
+}
+
+/// Where one version of CPython keeps what the walk needs. Offsets in bytes, of release builds for 64-bit machines, unless a
+/// name ends in `_word`: those count eight bytes and index the part of the frame that is read.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Layout {
+    /// Major version in the upper byte, minor in the lower: 0x030b is 3.11.
+    pub version: u16,
+
+    /// `_PyRuntimeState.interpreters.head`.
+    pub interpreters_head: u16,
+    /// `_PyRuntimeState.autoTSSkey`, in `gilstate` before 3.12: a `Py_tss_t`, which is `{ int is_initialized; pthread_key_t }`.
+    pub tss_key: u16,
+    /// `PyInterpreterState.threads.head`, `tstate_head` before 3.11.
+    pub threads_head: u16,
+    /// `PyInterpreterState.next`.
+    pub interpreter_next: u16,
+
+    /// `PyThreadState.next`.
+    pub thread_next: u16,
+    /// `PyThreadState.thread_id`: what `pthread_self` returns.
+    pub thread_id: u16,
+    /// `PyThreadState.native_thread_id`: what `gettid` returns. [`ABSENT`] before 3.11.
+    pub native_thread_id: u16,
+    /// `PyThreadState.cframe` in 3.11 and 3.12, else `frame` or `current_frame`.
+    pub current_frame: u16,
+    /// `_PyCFrame.current_frame`; [`ABSENT`] where the thread state points to the frame itself.
+    pub cframe_current_frame: u16,
+
+    /// How much of a frame is read: the prefix that the words below lie in.
+    pub frame_bytes: u16,
+    /// `_PyInterpreterFrame.f_code` or `f_executable`, `PyFrameObject.f_code` before 3.11.
+    pub frame_code_word: u8,
+    /// `previous`, `f_back` before 3.11.
+    pub frame_previous_word: u8,
+    /// `prev_instr` or `instr_ptr`, a pointer; `f_lasti`, an `int`, before 3.11.
+    pub frame_instruction_word: u8,
+    /// The word that `owner` lies in.
+    pub frame_owner_word: u8,
+    /// How far to shift that word for `owner`.
+    pub frame_owner_shift: u8,
+    /// Bytes that one unit of `f_lasti` stands for; 0 where the instruction is a pointer.
+    pub instruction_scale: u8,
+
+    /// `PyCodeObject.co_filename`.
+    pub code_file: u16,
+    /// `co_qualname`, `co_name` before 3.11.
+    pub code_name: u16,
+    /// `co_firstlineno`.
+    pub code_first_line: u16,
+    /// `co_linetable`, `co_lnotab` before 3.10.
+    pub code_line_table: u16,
+    /// `_co_firsttraceable`; [`ABSENT`] before 3.11.
+    pub code_first_traceable: u16,
+    /// `co_code_adaptive`: what instruction pointers are relative to.
+    pub code_instructions: u16,
+
+    /// `sizeof(PyASCIIObject)`: where the text of an ASCII string begins.
+    pub ascii_text: u8,
+    /// `sizeof(PyCompactUnicodeObject)`: where the text of another string begins, or the pointer to it.
+    pub other_text: u8,
+}
+
+/// An offset of what a version doesn't have.
+pub const ABSENT: u16 = u16::MAX;
+
+/// `FRAME_OWNED_BY_CSTACK` of 3.12 and 3.13, `FRAME_OWNED_BY_INTERPRETER` of 3.14: this and every owner above it is a shim.
+const OWNED_BY_C_STACK: u8 = 3;
+/// `FRAME_OWNED_BY_GENERATOR`.
+const OWNED_BY_GENERATOR: u8 = 1;
+
+const PYTHON_3_8: Layout = Layout {
+    version: 0x0308,
+    interpreters_head: 32,
+    tss_key: 0x570,
+    threads_head: 8,
+    interpreter_next: 0,
+    thread_next: 8,
+    thread_id: 176,
+    native_thread_id: ABSENT,
+    current_frame: 24,
+    cframe_current_frame: ABSENT,
+    frame_bytes: 112,
+    frame_code_word: 32 / 8,
+    frame_previous_word: 24 / 8,
+    frame_instruction_word: 104 / 8,
+    frame_owner_word: 0,
+    frame_owner_shift: 0,
+    instruction_scale: 1,
+    code_file: 104,
+    code_name: 112,
+    code_first_line: 40,
+    code_line_table: 120,
+    code_first_traceable: ABSENT,
+    code_instructions: 0,
+    ascii_text: 48,
+    other_text: 72,
+};
+
+const PYTHON_3_9: Layout = Layout { version: 0x0309, tss_key: 584, ..PYTHON_3_8 };
+
+const PYTHON_3_10: Layout =
+    Layout { version: 0x030a, frame_bytes: 104, frame_instruction_word: 96 / 8, instruction_scale: 2, ..PYTHON_3_9 };
+
+const PYTHON_3_11: Layout = Layout {
+    version: 0x030b,
+    interpreters_head: 40,
+    tss_key: 592,
+    threads_head: 16,
+    interpreter_next: 0,
+    thread_next: 8,
+    thread_id: 152,
+    native_thread_id: 160,
+    current_frame: 56,
+    cframe_current_frame: 8,
+    frame_bytes: 72,
+    frame_code_word: 32 / 8,
+    frame_previous_word: 48 / 8,
+    frame_instruction_word: 56 / 8,
+    frame_owner_word: 64 / 8,
+    frame_owner_shift: 8 * (69 - 64),
+    instruction_scale: 0,
+    code_file: 112,
+    code_name: 128,
+    code_first_line: 72,
+    code_line_table: 136,
+    code_first_traceable: 168,
+    code_instructions: 184,
+    ascii_text: 48,
+    other_text: 72,
+};
+
+const PYTHON_3_12: Layout = Layout {
+    version: 0x030c,
+    tss_key: 1544,
+    threads_head: 72,
+    thread_id: 136,
+    native_thread_id: 144,
+    cframe_current_frame: 0,
+    frame_code_word: 0,
+    frame_previous_word: 1,
+    frame_owner_shift: 8 * (70 - 64),
+    code_first_line: 68,
+    code_first_traceable: 176,
+    code_instructions: 192,
+    ascii_text: 40,
+    other_text: 56,
+    ..PYTHON_3_11
+};
+
+const PYTHON_3_13: Layout = Layout {
+    version: 0x030d,
+    interpreters_head: 632,
+    tss_key: 2160,
+    threads_head: 7344,
+    interpreter_next: 7264,
+    thread_id: 152,
+    native_thread_id: 160,
+    current_frame: 72,
+    cframe_current_frame: ABSENT,
+    code_first_traceable: 184,
+    code_instructions: 200,
+    ..PYTHON_3_12
+};
+
+/// Every version whose offsets are known: `offsetof` compiled with the headers of 3.9.18, 3.10.13, 3.11.7, 3.12.1 and 3.13.0
+/// (`Include/internal/pycore_runtime.h`, `pycore_interp.h`, `pycore_frame.h`, `Include/cpython/pystate.h`, `code.h`,
+/// `frameobject.h`, `unicodeobject.h`). That a build keeps to them is for the walk at attach to find out.
+pub const LAYOUTS: [Layout; 6] = [PYTHON_3_8, PYTHON_3_9, PYTHON_3_10, PYTHON_3_11, PYTHON_3_12, PYTHON_3_13];
+
+/// The interpreter of one process, as user space found it: what an eBPF program looks up by process id.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Interpreter {
+    /// The address of `_PyRuntime`.
+    pub runtime: u64,
+    /// The pthread key of the thread state, read out of `autoTSSkey` once: it stays for the life of the interpreter.
+    pub tss_key: u32,
+    /// From the thread pointer to the slots of the first 32 keys.
+    pub first_slots: u32,
+    /// From the thread pointer to the table of pointers to further slots, 32 each.
+    pub slot_tables: u32,
+    /// Its version's offsets.
+    pub layout: Layout,
+}
+
+/// `specific_1stblock` in glibc's `struct pthread`, x86-64: `{ uintptr_t seq; void *data }` each.
+pub const GLIBC_FIRST_SLOTS: u32 = 0x310;
+/// `specific` in the same.
+pub const GLIBC_SLOT_TABLES: u32 = 0x510;
+
+/// Keys in one block of slots, `PTHREAD_KEY_2NDLEVEL_SIZE`.
+const SLOTS: u32 = 32;
+/// Blocks, `PTHREAD_KEY_1STLEVEL_SIZE`.
+const SLOT_TABLES: u32 = 32;
+
+/// The `PyThreadState` of the thread whose thread pointer this is; 0 if the thread has none, being no thread of Python's.
+/// `None` if memory on the way can't be read.
+#[inline(always)]
+pub fn thread_state<M: Memory>(memory: &M, interpreter: &Interpreter, thread_pointer: u64) -> Option<u64> {
+    let key = interpreter.tss_key;
+    let slots = if key < SLOTS {
+        thread_pointer.wrapping_add(interpreter.first_slots as u64)
+    } else if key < SLOTS * SLOT_TABLES {
+        let table = thread_pointer.wrapping_add(interpreter.slot_tables as u64);
+        match memory.word(table.wrapping_add((key / SLOTS) as u64 * 8)) {
+            Some(slots) if slots != 0 => slots,
+            none => return none,
+        }
+    } else {
+        return None;
+    };
+    memory.word(slots.wrapping_add((key % SLOTS) as u64 * 16).wrapping_add(8))
+}
+
+/// The innermost frame of a thread state; 0 if it runs none. `None` if memory on the way can't be read.
+#[inline(always)]
+pub fn first_frame<M: Memory>(memory: &M, layout: &Layout, thread_state: u64) -> Option<u64> {
+    let current = memory.word(thread_state.wrapping_add(layout.current_frame as u64));
+    match current {
+        Some(cframe) if cframe != 0 && layout.cframe_current_frame != ABSENT => {
+            memory.word(cframe.wrapping_add(layout.cframe_current_frame as u64))
+        }
+        frame => frame,
+    }
+}
+
+/// A frame as the walk finds it.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct RawFrame {
+    /// The address of its code object.
+    pub code: u64,
+    /// The instruction it is at, in bytes from the first one; negative or senseless in a frame that hasn't begun.
+    pub instruction: i32,
+    /// 1 for a generator's or a coroutine's frame. One of another kind that is before its code's first traceable instruction
+    /// is still being made, and Python doesn't show it.
+    pub generator: u32,
+}
+
+/// Where a walk stands. Every step overwrites the window.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Cursor {
+    /// The frame to read next; 0 when there is none.
+    pub frame: u64,
+    window: [u64; WINDOW_WORDS],
+}
+
+/// Words of a frame that are read, at most. A power of two, so that an index can be masked.
+const WINDOW_WORDS: usize = 16;
+
+impl Cursor {
+    /// Begins at this frame.
+    pub const fn at(frame: u64) -> Self {
+        Self { frame, window: [0; WINDOW_WORDS] }
+    }
+
+    #[inline(always)]
+    fn word(&self, index: u8) -> u64 {
+        self.window[index as usize % WINDOW_WORDS]
+    }
+}
+
+/// What one step found.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Step {
+    /// A frame of Python code.
+    Frame(RawFrame),
+    /// A shim frame: nothing to show, the walk goes on.
+    Shim,
+    /// The end of the walk.
+    End(End),
+}
+
+/// How a walk ended.
+#[repr(u32)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum End {
+    /// At the outermost frame: the stack is whole.
+    Outermost = 0,
+    /// At the limit of frames: the stack is the innermost of a deeper one.
+    Cut = 1,
+    /// At memory that can't be read, or is no frame: the stack is what was found before.
+    Unreadable = 2,
+}
+
+/// Reads the frame at the cursor and moves to its caller.
+#[inline(always)]
+pub fn step<M: Memory>(memory: &M, layout: &Layout, cursor: &mut Cursor) -> Step {
+    if cursor.frame == 0 {
+        return Step::End(End::Outermost);
+    }
+    let length = (layout.frame_bytes as usize).min(WINDOW_WORDS * 8);
+    // SAFETY: the window is that long, and any bytes are words.
+    let window = unsafe { core::slice::from_raw_parts_mut(cursor.window.as_mut_ptr().cast::<u8>(), length) };
+    if !memory.read(cursor.frame, window) {
+        return Step::End(End::Unreadable);
+    }
+    cursor.frame = cursor.word(layout.frame_previous_word);
+    let owner = if layout.instruction_scale == 0 {
+        (cursor.word(layout.frame_owner_word) >> (layout.frame_owner_shift & 63)) as u8
+    } else {
+        0
+    };
+    if owner >= OWNED_BY_C_STACK {
+        return Step::Shim;
+    }
+    // 3.14 keeps marks in the lowest bits.
+    let code = cursor.word(layout.frame_code_word) & !7;
+    if code == 0 {
+        return Step::End(End::Unreadable);
+    }
+    let at = cursor.word(layout.frame_instruction_word);
+    let instruction = if layout.instruction_scale == 0 {
+        at.wrapping_sub(code).wrapping_sub(layout.code_instructions as u64) as i32
+    } else {
+        (at as i32).wrapping_mul(layout.instruction_scale as i32)
+    };
+    Step::Frame(RawFrame { code, instruction, generator: (owner == OWNED_BY_GENERATOR) as u32 })
+}
+
+/// Frames of a stack that are kept, at most: the innermost. A power of two, so that an index can be masked.
+pub const MAX_FRAMES: usize = 256;
+
+/// Steps to give a walk: each frame that is kept, its shim, and slack. One that hasn't ended by then is cut.
+pub const MAX_STEPS: u32 = 3 * MAX_FRAMES as u32;
+
+/// A walk and the stack it has found so far, innermost frame first.
+///
+/// In an eBPF program it lies in a map value, never on the stack: the verifier takes what it loads from a map for unknown,
+/// and so checks the callback of `bpf_loop` once; a count on the stack it would follow through every iteration.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct Walk {
+    /// The frames; those from `count` on are left over from an earlier walk.
+    pub frames: [RawFrame; MAX_FRAMES],
+    /// How many there are.
+    pub count: u32,
+    /// An [`End`] as a number.
+    pub end: u32,
+    cursor: Cursor,
+}
+
+impl Default for Walk {
+    fn default() -> Self {
+        Self { frames: [RawFrame::default(); MAX_FRAMES], count: 0, end: End::Cut as u32, cursor: Cursor::at(0) }
+    }
+}
+
+impl Walk {
+    /// Begins at this frame, which [`first_frame`] found. What was found before is forgotten.
+    #[inline(always)]
+    pub fn begin(&mut self, frame: u64) {
+        self.count = 0;
+        // Until a step says otherwise: who runs out of steps has cut the stack.
+        self.end = End::Cut as u32;
+        self.cursor.frame = frame;
+    }
+
+    /// Takes a step and keeps the frame it finds. To be called until it gives [`Step::End`], [`MAX_STEPS`] times at most.
+    #[inline(always)]
+    pub fn advance<M: Memory>(&mut self, memory: &M, layout: &Layout) -> Step {
+        if self.count >= MAX_FRAMES as u32 {
+            // A stack of exactly as many frames is whole.
+            let end = if self.cursor.frame == 0 { End::Outermost } else { End::Cut };
+            self.end = end as u32;
+            return Step::End(end);
+        }
+        let step = step(memory, layout, &mut self.cursor);
+        match step {
+            Step::Frame(frame) => {
+                self.frames[self.count as usize % MAX_FRAMES] = frame;
+                self.count = self.count.wrapping_add(1);
+            }
+            Step::Shim => {}
+            Step::End(end) => self.end = end as u32,
+        }
+        step
+    }
+}
+
+/// Bytes that a string or a table had in the process, and as many of them as fit here.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct Copied<const CAPACITY: usize> {
+    /// Their length in the process.
+    pub length: u32,
+    /// Bytes a character, 1 (Latin-1), 2 (UCS-2) or 4 (UCS-4), in the byte order of the machine; 1 for a table. 0 if they
+    /// could not be read.
+    pub width: u32,
+    /// The first of them.
+    pub bytes: [u8; CAPACITY],
+}
+
+impl<const CAPACITY: usize> Copied<CAPACITY> {
+    /// What was copied, or `None` if that isn't the whole.
+    pub fn whole(&self) -> Option<&[u8]> {
+        if self.width == 0 { None } else { self.bytes.get(..self.length as usize) }
+    }
+
+    #[inline(always)]
+    fn clear(&mut self) {
+        self.length = 0;
+        self.width = 0;
+    }
+
+    #[inline(always)]
+    fn fill<M: Memory>(&mut self, memory: &M, address: u64, length: u64, width: u32) {
+        self.length = if length > u32::MAX as u64 { u32::MAX } else { length as u32 };
+        let length = if length > CAPACITY as u64 { CAPACITY } else { length as usize };
+        if let Some(into) = self.bytes.get_mut(..length)
+            && memory.read(address, into)
+        {
+            self.width = width;
+        }
+    }
+
+    /// A `PyUnicodeObject`.
+    #[inline(always)]
+    fn fill_string<M: Memory>(&mut self, memory: &M, layout: &Layout, string: u64) -> Option<()> {
+        let length = memory.word(string.wrapping_add(VAR_OBJECT_SIZE))?;
+        let state = memory.half(string.wrapping_add(STRING_STATE))?;
+        let width = state >> 2 & 7;
+        let (compact, ascii) = (state >> 5 & 1 != 0, state >> 6 & 1 != 0);
+        if width != 1 && width != 2 && width != 4 {
+            return None;
+        }
+        let text = if compact && ascii {
+            string.wrapping_add(layout.ascii_text as u64)
+        } else if compact {
+            string.wrapping_add(layout.other_text as u64)
+        } else {
+            memory.word(string.wrapping_add(layout.other_text as u64))?
+        };
+        self.fill(memory, text, length.saturating_mul(width as u64), width);
+        Some(())
+    }
+
+    /// A `PyBytesObject`.
+    #[inline(always)]
+    fn fill_bytes<M: Memory>(&mut self, memory: &M, object: u64) -> Option<()> {
+        let length = memory.word(object.wrapping_add(VAR_OBJECT_SIZE))?;
+        self.fill(memory, object.wrapping_add(BYTES_TEXT), length, 1);
+        Some(())
+    }
+}
+
+/// `PyVarObject.ob_size`, and `PyASCIIObject.length`, which stands in its place.
+const VAR_OBJECT_SIZE: u64 = 16;
+/// `PyASCIIObject.state`: two bits `interned`, three `kind`, one `compact`, one `ascii`.
+const STRING_STATE: u64 = 32;
+/// `PyBytesObject.ob_sval`.
+const BYTES_TEXT: u64 = 32;
+
+/// Bytes of a file's path that a [`CodeBody`] has room for.
+pub const FILE_BYTES: usize = 1024;
+/// Bytes of a qualified name.
+pub const NAME_BYTES: usize = 512;
+/// Bytes of a location table.
+pub const LINE_TABLE_BYTES: usize = 4096;
+
+/// A code object, copied out of the process when it is first seen, so that it has a name even when the process is gone.
+/// What doesn't fit, user space reads from the process.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct CodeBody {
+    /// Its address.
+    pub code: u64,
+    /// `co_firstlineno`.
+    pub first_line: i32,
+    /// The first instruction, in bytes, at which Python shows the frame; 0 before 3.11.
+    pub first_traceable: i32,
+    /// `co_filename`.
+    pub file: Copied<FILE_BYTES>,
+    /// `co_qualname`, `co_name` before 3.11.
+    pub name: Copied<NAME_BYTES>,
+    /// `co_linetable`, `co_lnotab` before 3.10.
+    pub line_table: Copied<LINE_TABLE_BYTES>,
+}
+
+/// Copies the code object at this address. Every field of `into` is written, but for the bytes after those that were copied;
+/// what can't be read has the width 0. False if the object itself can't be read.
+#[inline(always)]
+pub fn copy_code<M: Memory>(memory: &M, layout: &Layout, code: u64, into: &mut CodeBody) -> bool {
+    into.code = code;
+    into.first_line = 0;
+    into.first_traceable = 0;
+    into.file.clear();
+    into.name.clear();
+    into.line_table.clear();
+    copy_code_parts(memory, layout, code, into).is_some()
+}
+
+#[inline(always)]
+fn copy_code_parts<M: Memory>(memory: &M, layout: &Layout, code: u64, into: &mut CodeBody) -> Option<()> {
+    into.first_line = memory.half(code.wrapping_add(layout.code_first_line as u64))? as i32;
+    if layout.code_first_traceable != ABSENT {
+        let units = memory.half(code.wrapping_add(layout.code_first_traceable as u64))?;
+        into.first_traceable = (units as i32).wrapping_mul(2);
+    }
+    let file = memory.word(code.wrapping_add(layout.code_file as u64))?;
+    let name = memory.word(code.wrapping_add(layout.code_name as u64))?;
+    let line_table = memory.word(code.wrapping_add(layout.code_line_table as u64))?;
+    // Each is worth having without the others.
+    let _ = into.file.fill_string(memory, layout, file);
+    let _ = into.name.fill_string(memory, layout, name);
+    let _ = into.line_table.fill_bytes(memory, line_table);
+    Some(())
+}
