@@ -424,6 +424,9 @@ pub struct Copied<const CAPACITY: usize> {
 }
 
 impl<const CAPACITY: usize> Copied<CAPACITY> {
+    /// Nothing.
+    const NONE: Self = Self { length: 0, width: 0, bytes: [0; CAPACITY] };
+
     /// What was copied, or `None` if that isn't the whole.
     pub fn whole(&self) -> Option<&[u8]> {
         if self.width == 0 { None } else { self.bytes.get(..self.length as usize) }
@@ -436,19 +439,33 @@ impl<const CAPACITY: usize> Copied<CAPACITY> {
     }
 
     #[inline(always)]
-    fn fill<M: Memory>(&mut self, memory: &M, address: u64, length: u64, width: u32) {
-        self.length = if length > u32::MAX as u64 { u32::MAX } else { length as u32 };
-        let length = if length > CAPACITY as u64 { CAPACITY } else { length as usize };
+    fn fill<M: Memory>(&mut self, memory: &M, part: Part) {
+        self.length = if part.length > u32::MAX as u64 { u32::MAX } else { part.length as u32 };
+        let length = if part.length > CAPACITY as u64 { CAPACITY } else { part.length as usize };
         if let Some(into) = self.bytes.get_mut(..length)
-            && memory.read(address, into)
+            && memory.read(part.address, into)
         {
-            self.width = width;
+            self.width = part.width;
         }
     }
+}
 
-    /// A `PyUnicodeObject`.
+/// Where the characters of a string or the bytes of a table are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Part {
+    /// Of the first byte.
+    pub address: u64,
+    /// In bytes.
+    pub length: u64,
+    /// Bytes a character, as in [`Copied::width`].
+    pub width: u32,
+}
+
+impl Part {
+    /// The text of the `PyUnicodeObject` that the word at `pointer` points to.
     #[inline(always)]
-    fn fill_string<M: Memory>(&mut self, memory: &M, layout: &Layout, string: u64) -> Option<()> {
+    fn of_string<M: Memory>(memory: &M, layout: &Layout, pointer: u64) -> Option<Self> {
+        let string = memory.word(pointer)?;
         let length = memory.word(string.wrapping_add(VAR_OBJECT_SIZE))?;
         let state = memory.half(string.wrapping_add(STRING_STATE))?;
         let width = state >> 2 & 7;
@@ -456,23 +473,36 @@ impl<const CAPACITY: usize> Copied<CAPACITY> {
         if width != 1 && width != 2 && width != 4 {
             return None;
         }
-        let text = if compact && ascii {
+        let address = if compact && ascii {
             string.wrapping_add(layout.ascii_text as u64)
         } else if compact {
             string.wrapping_add(layout.other_text as u64)
         } else {
             memory.word(string.wrapping_add(layout.other_text as u64))?
         };
-        self.fill(memory, text, length.saturating_mul(width as u64), width);
-        Some(())
+        // A shift, because eBPF has no multiplication that tells of an overflow.
+        let length = if length > u32::MAX as u64 { u32::MAX as u64 } else { length };
+        Some(Self { address, length: length << (width >> 1), width })
     }
 
-    /// A `PyBytesObject`.
+    /// `co_filename` of the code object at this address.
     #[inline(always)]
-    fn fill_bytes<M: Memory>(&mut self, memory: &M, object: u64) -> Option<()> {
+    pub fn file<M: Memory>(memory: &M, layout: &Layout, code: u64) -> Option<Self> {
+        Self::of_string(memory, layout, code.wrapping_add(layout.code_file as u64))
+    }
+
+    /// `co_qualname`, `co_name` before 3.11.
+    #[inline(always)]
+    pub fn name<M: Memory>(memory: &M, layout: &Layout, code: u64) -> Option<Self> {
+        Self::of_string(memory, layout, code.wrapping_add(layout.code_name as u64))
+    }
+
+    /// `co_linetable`, `co_lnotab` before 3.10: a `PyBytesObject`.
+    #[inline(always)]
+    pub fn line_table<M: Memory>(memory: &M, layout: &Layout, code: u64) -> Option<Self> {
+        let object = memory.word(code.wrapping_add(layout.code_line_table as u64))?;
         let length = memory.word(object.wrapping_add(VAR_OBJECT_SIZE))?;
-        self.fill(memory, object.wrapping_add(BYTES_TEXT), length, 1);
-        Some(())
+        Some(Self { address: object.wrapping_add(BYTES_TEXT), length, width: 1 })
     }
 }
 
@@ -509,6 +539,19 @@ pub struct CodeBody {
     pub line_table: Copied<LINE_TABLE_BYTES>,
 }
 
+impl Default for CodeBody {
+    fn default() -> Self {
+        Self {
+            code: 0,
+            first_line: 0,
+            first_traceable: 0,
+            file: Copied::NONE,
+            name: Copied::NONE,
+            line_table: Copied::NONE,
+        }
+    }
+}
+
 /// Copies the code object at this address. Every field of `into` is written, but for the bytes after those that were copied;
 /// what can't be read has the width 0. False if the object itself can't be read.
 #[inline(always)]
@@ -519,22 +562,25 @@ pub fn copy_code<M: Memory>(memory: &M, layout: &Layout, code: u64, into: &mut C
     into.file.clear();
     into.name.clear();
     into.line_table.clear();
-    copy_code_parts(memory, layout, code, into).is_some()
-}
-
-#[inline(always)]
-fn copy_code_parts<M: Memory>(memory: &M, layout: &Layout, code: u64, into: &mut CodeBody) -> Option<()> {
-    into.first_line = memory.half(code.wrapping_add(layout.code_first_line as u64))? as i32;
+    let Some(first_line) = memory.half(code.wrapping_add(layout.code_first_line as u64)) else {
+        return false;
+    };
+    into.first_line = first_line as i32;
     if layout.code_first_traceable != ABSENT {
-        let units = memory.half(code.wrapping_add(layout.code_first_traceable as u64))?;
+        let Some(units) = memory.half(code.wrapping_add(layout.code_first_traceable as u64)) else {
+            return false;
+        };
         into.first_traceable = (units as i32).wrapping_mul(2);
     }
-    let file = memory.word(code.wrapping_add(layout.code_file as u64))?;
-    let name = memory.word(code.wrapping_add(layout.code_name as u64))?;
-    let line_table = memory.word(code.wrapping_add(layout.code_line_table as u64))?;
     // Each is worth having without the others.
-    let _ = into.file.fill_string(memory, layout, file);
-    let _ = into.name.fill_string(memory, layout, name);
-    let _ = into.line_table.fill_bytes(memory, line_table);
-    Some(())
+    if let Some(part) = Part::file(memory, layout, code) {
+        into.file.fill(memory, part);
+    }
+    if let Some(part) = Part::name(memory, layout, code) {
+        into.name.fill(memory, part);
+    }
+    if let Some(part) = Part::line_table(memory, layout, code) {
+        into.line_table.fill(memory, part);
+    }
+    true
 }
