@@ -32,7 +32,7 @@ pub trait Memory {
 /// Where one version of CPython keeps what the walk needs. Offsets in bytes, of release builds for 64-bit machines, unless a
 /// name ends in `_word`: those count eight bytes and index the part of the frame that is read.
 #[repr(C)]
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Layout {
     /// Major version in the upper byte, minor in the lower: 0x030b is 3.11.
     pub version: u16,
@@ -200,7 +200,7 @@ pub const LAYOUTS: [Layout; 6] = [PYTHON_3_8, PYTHON_3_9, PYTHON_3_10, PYTHON_3_
 
 /// The interpreter of one process, as user space found it: what an eBPF program looks up by process id.
 #[repr(C)]
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Interpreter {
     /// The address of `_PyRuntime`.
     pub runtime: u64,

@@ -1,1 +1,7 @@
-//! python
+//! The Python in a process: where its interpreter is, and what the frames that the walker of `ktape_ebpf::python` finds are
+//! called. Reading is all that is ever done to the process.
+
+pub mod code;
+pub mod find;
+pub mod frames;
+pub mod memory;

@@ -1,0 +1,276 @@
+//! Code objects: names, files, and the line of an instruction.
+//!
+//! A table of lines comes in three forms. Before 3.10 `co_lnotab`, pairs of how many bytes of code and lines further on; in
+//! 3.10 `co_linetable`, ranges with a line or none; from 3.11 on the location table, whose entries name columns too
+//! (`Objects/locations.md`, `Objects/codeobject.c`). Each is decoded once, into the ranges of code with one line.
+
+use std::sync::Arc;
+
+use ktape_ebpf::python::{CodeBody, Copied, Layout, Memory, Part, RawFrame};
+
+/// Bytes of a string or a table that user space reads, at most: what is beyond isn't Python's.
+const PART_BYTES: u64 = 16 << 20;
+
+/// A code object as it is told to people.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Code {
+    /// `co_qualname`, `co_name` before 3.11.
+    pub name: Arc<str>,
+    /// `co_filename`.
+    pub file: Arc<str>,
+    /// `co_firstlineno`.
+    pub first_line: i32,
+    /// Whether a part could not be read, or not whole. Its text then says so.
+    pub incomplete: bool,
+    first_traceable: i32,
+    lines: Lines,
+}
+
+impl Code {
+    /// Makes it of what was copied. Parts that are missing or cut are read from the process, where there still is one.
+    pub fn new<M: Memory>(body: &CodeBody, layout: &Layout, process: Option<&M>) -> Self {
+        let again = |part: fn(&M, &Layout, u64) -> Option<Part>| {
+            let memory = process?;
+            read(memory, part(memory, layout, body.code)?)
+        };
+        let name = text(&body.name, again(Part::name).filter(|_| body.name.whole().is_none()));
+        let file = text(&body.file, again(Part::file).filter(|_| body.file.whole().is_none()));
+        let table = match body.line_table.whole() {
+            Some(table) => Some(table.to_vec()),
+            None => again(Part::line_table).map(|(table, _)| table),
+        };
+        let incomplete = name.is_err() || file.is_err() || table.is_none();
+        Self {
+            name: name.unwrap_or_else(|cut| cut).into(),
+            file: file.unwrap_or_else(|cut| cut).into(),
+            first_line: body.first_line,
+            incomplete,
+            first_traceable: body.first_traceable,
+            lines: table.map_or_else(Lines::default, |table| Lines::decode(layout.version, body.first_line, &table)),
+        }
+    }
+
+    /// `f_lineno` of a frame at this instruction: `None` where Python says none, and if the table could not be read.
+    pub fn line(&self, instruction: i32) -> Option<u32> {
+        let line = if instruction < 0 { Some(self.first_line) } else { self.lines.at(instruction) };
+        line.and_then(|line| u32::try_from(line).ok())
+    }
+
+    /// Whether Python itself hides this frame of it, because it is still being made.
+    pub fn hides(&self, frame: &RawFrame) -> bool {
+        frame.generator == 0 && frame.instruction < self.first_traceable
+    }
+}
+
+fn read<M: Memory>(memory: &M, part: Part) -> Option<(Vec<u8>, u32)> {
+    if part.length > PART_BYTES {
+        return None;
+    }
+    // A length from damaged memory: it is taken for true only as far as there is memory.
+    let mut bytes = Vec::new();
+    while (bytes.len() as u64) < part.length {
+        let begin = bytes.len();
+        bytes.resize(part.length.min(begin as u64 + 65_536) as usize, 0);
+        if !memory.read(part.address.wrapping_add(begin as u64), &mut bytes[begin..]) {
+            return None;
+        }
+    }
+    Some((bytes, part.width))
+}
+
+/// The whole text, or what is known of it, as an error.
+fn text<const CAPACITY: usize>(copied: &Copied<CAPACITY>, again: Option<(Vec<u8>, u32)>) -> Result<String, String> {
+    if let Some(whole) = copied.whole() {
+        return Ok(decode(whole, copied.width));
+    }
+    if let Some((bytes, width)) = again {
+        return Ok(decode(&bytes, width));
+    }
+    if copied.width == 0 {
+        return Err("[unreadable]".to_owned());
+    }
+    let known = &copied.bytes[..CAPACITY.min(copied.length as usize)];
+    Err(decode(known, copied.width) + "…")
+}
+
+/// Characters that are none, such as the lone surrogates Python escapes undecodable file names with, become U+FFFD.
+fn decode(bytes: &[u8], width: u32) -> String {
+    let character = |code| char::from_u32(code).unwrap_or(char::REPLACEMENT_CHARACTER);
+    match width {
+        1 => bytes.iter().map(|&byte| char::from(byte)).collect(),
+        2 => bytes.as_chunks().0.iter().map(|&unit| character(u16::from_ne_bytes(unit).into())).collect(),
+        _ => bytes.as_chunks().0.iter().map(|&unit| character(u32::from_ne_bytes(unit))).collect(),
+    }
+}
+
+/// The ranges of code that have one line, in order and without a gap.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Lines(Vec<Range>);
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Range {
+    /// The instruction after the range, in bytes.
+    end: i64,
+    line: Option<i32>,
+}
+
+impl Lines {
+    /// Decodes the table of a code object of this version. A damaged table gives what can be read of it.
+    pub fn decode(version: u16, first_line: i32, table: &[u8]) -> Self {
+        let mut lines = Self::default();
+        if version >= 0x030b {
+            lines.decode_locations(first_line, table);
+        } else if version == 0x030a {
+            lines.decode_ranges(first_line, table);
+        } else {
+            lines.decode_steps(first_line, table);
+        }
+        lines
+    }
+
+    /// The line of the instruction at this offset.
+    pub fn at(&self, instruction: i32) -> Option<i32> {
+        let index = self.0.partition_point(|range| range.end <= i64::from(instruction));
+        self.0.get(index)?.line
+    }
+
+    fn push(&mut self, length: i64, line: Option<i32>) {
+        let end = self.0.last().map_or(0, |last| last.end) + length;
+        match self.0.last_mut() {
+            Some(last) if last.line == line => last.end = end,
+            _ if length == 0 => {}
+            _ => self.0.push(Range { end, line }),
+        }
+    }
+
+    /// An entry begins with a byte of 128 or more: four bits of form, three of how many units of code, less one.
+    fn decode_locations(&mut self, first_line: i32, table: &[u8]) {
+        let mut line = first_line;
+        let mut rest = table;
+        while let [head, tail @ ..] = rest {
+            let payload = tail.iter().position(|byte| byte & 0x80 != 0).unwrap_or(tail.len());
+            let form = head >> 3 & 15;
+            line = line.wrapping_add(match form {
+                // One line, a short or a long range of columns in it.
+                10..=12 => i32::from(form - 10),
+                // The line alone, and everything in full.
+                13 | 14 => signed_number(&tail[..payload]),
+                _ => 0,
+            });
+            let has_line = form != 15;
+            self.push((i64::from(head & 7) + 1) * 2, has_line.then_some(line));
+            rest = &tail[payload..];
+        }
+    }
+
+    /// Pairs: bytes of code, lines further on; -128 marks code without a line.
+    fn decode_ranges(&mut self, first_line: i32, table: &[u8]) {
+        let mut line = first_line;
+        for &[length, step] in table.as_chunks().0 {
+            let step = step as i8;
+            if step != i8::MIN {
+                line = line.wrapping_add(step.into());
+            }
+            self.push(length.into(), (step != i8::MIN).then_some(line));
+        }
+    }
+
+    /// Pairs: bytes of code until the line changes, and by how much. The last line goes on to the end.
+    fn decode_steps(&mut self, first_line: i32, table: &[u8]) {
+        let mut line = first_line;
+        for &[length, step] in table.as_chunks().0 {
+            self.push(length.into(), Some(line));
+            line = line.wrapping_add((step as i8).into());
+        }
+        self.push(i64::from(i32::MAX), Some(line));
+    }
+}
+
+/// A number in pieces of six bits, lowest first, 64 marking that another follows; the lowest bit is the sign.
+fn signed_number(bytes: &[u8]) -> i32 {
+    let mut number: u32 = 0;
+    for (index, byte) in bytes.iter().enumerate() {
+        number |= u32::from(byte & 63).checked_shl(6 * index as u32).unwrap_or(0);
+        if byte & 64 == 0 {
+            break;
+        }
+    }
+    let magnitude = (number >> 1) as i32;
+    if number & 1 == 0 { magnitude } else { -magnitude }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn lines_of(version: u16, first_line: i32, table: &[u8], instructions: &[i32]) -> Vec<Option<i32>> {
+        let lines = Lines::decode(version, first_line, table);
+        instructions.iter().map(|&instruction| lines.at(instruction)).collect()
+    }
+
+    #[test]
+    fn location_tables_go_forward_and_back_and_know_code_without_a_line() {
+        let table = [
+            0x80 | 13 << 3 | 1,
+            2 << 1, // two units, two lines on
+            0x80 | 3 << 3,
+            0x11,           // a unit of the same line, its columns in one byte
+            0x80 | 15 << 3, // a unit without a line
+            0x80 | 12 << 3,
+            1,
+            2, // two lines on
+            0x80 | 14 << 3,
+            64 | 33,
+            1,
+            0,
+            1,
+            1, // 48 lines back, in two pieces
+        ];
+        assert_eq!(
+            lines_of(0x030b, 100, &table, &[0, 2, 4, 6, 8, 10, 12]),
+            [Some(102), Some(102), Some(102), None, Some(104), Some(56), None]
+        );
+    }
+
+    #[test]
+    fn the_line_table_of_3_10_has_ranges_without_a_line() {
+        let table = [4, 1, 0, 5, 2, 0x80, 2, 0xff];
+        assert_eq!(lines_of(0x030a, 10, &table, &[0, 2, 4, 6, 8]), [Some(11), Some(11), None, Some(15), None]);
+    }
+
+    #[test]
+    fn the_line_table_before_3_10_ends_in_the_last_line() {
+        let table = [0, 1, 4, 2, 6, 0xff];
+        assert_eq!(
+            lines_of(0x0308, 10, &table, &[0, 2, 4, 8, 10, 1000]),
+            [Some(11), Some(11), Some(13), Some(13), Some(12), Some(12)]
+        );
+    }
+
+    #[test]
+    fn any_bytes_are_a_table() {
+        let mut state = 1_u32;
+        for length in 0..300 {
+            let table: Vec<u8> = std::iter::repeat_with(|| {
+                state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+                (state >> 24) as u8
+            })
+            .take(length)
+            .collect();
+            for version in [0x0308, 0x030a, 0x030b] {
+                let lines = Lines::decode(version, i32::MAX, &table);
+                assert!(lines.0.windows(2).all(|pair| pair[0].end < pair[1].end));
+            }
+        }
+    }
+
+    #[test]
+    fn text_of_every_width_is_decoded() {
+        assert_eq!(decode(b"caf\xe9", 1), "café");
+        let wide: Vec<u8> = "слой_层".encode_utf16().flat_map(u16::to_ne_bytes).collect();
+        assert_eq!(decode(&wide, 2), "слой_层");
+        let wider: Vec<u8> = "🐍x".chars().flat_map(|character| u32::from(character).to_ne_bytes()).collect();
+        assert_eq!(decode(&wider, 4), "🐍x");
+        assert_eq!(decode(&0xdc80_u16.to_ne_bytes(), 2), "\u{fffd}");
+    }
+}
