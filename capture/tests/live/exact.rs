@@ -1,0 +1,323 @@
+//! The tape against the driver's own record, event for event.
+//!
+//! Every call that the driver was asked and that capture probes must be on the tape, thread by thread in the same order, with
+//! the same arguments; and nothing else may be. Both sides are brought into one form, [`Call`], and compared field by field.
+
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+use std::path::Path;
+
+use ktape_capture::probes::functions::{self, Meaning, Probed};
+use ktape_format::definition::{Context, Frame, Function, Graph, KernelName, Shape, Stream, Thread, property};
+use ktape_format::event::copy_kind;
+use ktape_format::table::DefinitionKind;
+use ktape_format::{Definitions, Table as _, Tape, Wanted};
+use ktape_simcuda_truth::{CopyKind, Truth};
+
+/// A call as both sides tell it. What one of the two cannot know is left as it is by default in both.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(crate) struct Call {
+    pub(crate) function: String,
+    pub(crate) kernel: String,
+    pub(crate) stream: u64,
+    pub(crate) grid: [u32; 3],
+    pub(crate) block: [u32; 3],
+    pub(crate) shared_bytes: u32,
+    pub(crate) bytes: u64,
+    pub(crate) copy: u8,
+    pub(crate) address: u64,
+    pub(crate) event: u64,
+    pub(crate) graph: u64,
+    pub(crate) result: i32,
+    /// Innermost first: qualified name, file, line.
+    pub(crate) stack: Vec<(String, String, u32)>,
+}
+
+/// A call, when it was entered, and when it returned, where that is known.
+#[derive(Clone, Debug)]
+pub(crate) struct Timed {
+    pub(crate) call: Call,
+    pub(crate) start_ns: i64,
+    pub(crate) end_ns: Option<i64>,
+}
+
+/// The calls of each thread in the order of their start.
+pub(crate) type Threads = BTreeMap<u32, Vec<Timed>>;
+
+/// What is compared.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Compared {
+    /// Whether launches have results and durations on the tape.
+    pub(crate) launch_durations: bool,
+    /// Whether the driver recorded stacks.
+    pub(crate) stacks: bool,
+}
+
+/// The probed functions, by symbol.
+fn probed() -> BTreeMap<String, Probed> {
+    let events = functions::all().into_iter().filter(|function| function.meaning.is_event());
+    events.map(|function| (function.symbol.clone(), function)).collect()
+}
+
+/// The driver's record.
+pub(crate) fn truth(truth: &Truth, compared: Compared) -> Threads {
+    let probed = probed();
+    let mut threads = Threads::new();
+    for row in truth.calls() {
+        let Some(function) = probed.get(row.symbol) else { continue };
+        let meaning = function.meaning;
+        let has_end = meaning.wants_return(compared.launch_durations);
+        let is_launch = matches!(meaning, Meaning::Launch | Meaning::LaunchConfig);
+        let own = |stream: u64| stream_on_tape(stream, function.per_thread_stream, row.thread);
+        let has_stream = !matches!(meaning, Meaning::HostFunction | Meaning::Wait { .. } | Meaning::Alloc { stream: None, .. }
+            | Meaning::AllocPitch | Meaning::Free { stream: None, .. })
+            || matches!(meaning, Meaning::Wait { kind: ktape_format::event::sync_kind::STREAM, .. });
+        let copy = match meaning {
+            Meaning::Copy { kind, .. } => kind,
+            Meaning::CopyShape { .. } => match row.copy {
+                Some(CopyKind::HtoD) => copy_kind::HTOD,
+                Some(CopyKind::DtoH) => copy_kind::DTOH,
+                Some(CopyKind::DtoD) => copy_kind::DTOD,
+                Some(CopyKind::HtoH) => copy_kind::HTOH,
+                Some(CopyKind::PtoP) => copy_kind::PTOP,
+                None => 0,
+            },
+            _ => 0,
+        };
+        let call = Call {
+            function: row.symbol.to_owned(),
+            kernel: if is_launch { row.kernel.unwrap_or("").to_owned() } else { String::new() },
+            stream: if has_stream { own(row.stream) } else { 0 },
+            grid: row.grid,
+            block: row.block,
+            shared_bytes: row.shared_bytes,
+            bytes: if matches!(meaning, Meaning::Free { .. }) { 0 } else { row.bytes },
+            copy,
+            address: if matches!(meaning, Meaning::Alloc { .. } | Meaning::AllocPitch | Meaning::Free { .. }) { row.destination } else { 0 },
+            event: row.event,
+            graph: if matches!(meaning, Meaning::GraphLaunch) { row.graph } else { 0 },
+            result: if has_end { row.result.unwrap_or(0) as i32 } else { 0 },
+            stack: row.stack.filter(|_| compared.stacks).map_or_else(Vec::new, |id| {
+                let own = |frame: ktape_simcuda_truth::Frame<'_>| (frame.qualname.to_owned(), frame.file.to_owned(), frame.line);
+                truth.stack(id).into_iter().map(own).collect()
+            }),
+        };
+        let end_ns = row.end_ns.filter(|_| has_end).map(|end| end as i64);
+        threads.entry(row.thread).or_default().push(Timed { call, start_ns: row.start_ns as i64, end_ns });
+    }
+    threads
+}
+
+/// A stream as the tape has it: the default streams are no handles.
+fn stream_on_tape(stream: u64, per_thread: bool, thread: u32) -> u64 {
+    match stream {
+        0 if per_thread => 2 | u64::from(thread) << 32,
+        2 => 2 | u64::from(thread) << 32,
+        1 => 0,
+        stream => stream,
+    }
+}
+
+/// One process's calls on a tape.
+pub(crate) fn tape(path: &Path, pid: u32, compared: Compared) -> Threads {
+    let tape = Tape::open(path).expect("the tape opens");
+    let contents = tape.read(&Wanted::default()).expect("the tape is read");
+    let names = Names { definitions: &contents.definitions, stacks: compared.stacks };
+    let mut threads = Threads::new();
+    let mut add = |thread: u32, start_ns: i64, duration_ns: u64, has_end: bool, call: Call| {
+        let Some(thread) = names.thread(thread, pid) else { return };
+        let end_ns = has_end.then(|| start_ns + duration_ns as i64);
+        threads.entry(thread).or_default().push(Timed { call, start_ns, end_ns });
+    };
+    let events = &contents.events;
+    for row in events.launch.rows() {
+        let shape: Shape = names.definitions.get(row.shape).unwrap_or_default();
+        let call = Call {
+            function: names.function(row.function),
+            kernel: names.kernel(shape.kernel),
+            stream: names.stream(row.stream),
+            grid: [shape.grid_x, shape.grid_y, shape.grid_z],
+            block: [shape.block_x, shape.block_y, shape.block_z],
+            shared_bytes: shape.dynamic_shared_bytes,
+            result: row.result,
+            stack: names.stack(row.stack),
+            ..Call::default()
+        };
+        add(row.thread, row.start_ns, row.duration_ns, compared.launch_durations, call);
+    }
+    for row in events.graph_launch.rows() {
+        let graph: Graph = names.definitions.get(row.graph).unwrap_or_default();
+        let call = Call {
+            function: names.function(row.function),
+            stream: names.stream(row.stream),
+            graph: graph.native,
+            result: row.result,
+            stack: names.stack(row.stack),
+            ..Call::default()
+        };
+        add(row.thread, row.start_ns, row.duration_ns, true, call);
+    }
+    let copies: BTreeMap<u64, _> = events.memcpy.rows().map(|row| (row.correlation, row)).collect();
+    let sets: BTreeMap<u64, _> = events.memset.rows().map(|row| (row.correlation, row)).collect();
+    for row in events.api.rows() {
+        let mut call = Call {
+            function: names.function(row.function),
+            result: row.result,
+            stack: names.stack(row.stack),
+            ..Call::default()
+        };
+        if let Some(copy) = copies.get(&row.correlation) {
+            (call.stream, call.bytes, call.copy) = (names.stream(copy.stream), copy.bytes, copy.kind);
+        }
+        if let Some(set) = sets.get(&row.correlation) {
+            (call.stream, call.bytes) = (names.stream(set.stream), set.bytes);
+        }
+        let has_end = copies.contains_key(&row.correlation) || sets.contains_key(&row.correlation) || compared.launch_durations;
+        add(row.thread, row.start_ns, row.duration_ns, has_end, call);
+    }
+    for row in events.sync.rows() {
+        let call = Call {
+            function: names.function(row.function),
+            stream: names.stream(row.stream),
+            event: row.event,
+            result: row.result,
+            stack: names.stack(row.stack),
+            ..Call::default()
+        };
+        add(row.thread, row.start_ns, row.duration_ns, true, call);
+    }
+    for row in events.event_record.rows() {
+        let call = Call {
+            function: names.function(row.function),
+            stream: names.stream(row.stream),
+            event: row.event,
+            result: row.result,
+            stack: names.stack(row.stack),
+            ..Call::default()
+        };
+        add(row.thread, row.start_ns, row.duration_ns, compared.launch_durations, call);
+    }
+    for row in events.event_wait.rows() {
+        let call = Call {
+            function: names.function(row.function),
+            stream: names.stream(row.stream),
+            event: row.event,
+            result: row.result,
+            stack: names.stack(row.stack),
+            ..Call::default()
+        };
+        add(row.thread, row.start_ns, row.duration_ns, compared.launch_durations, call);
+    }
+    for row in events.alloc.rows() {
+        let call = Call {
+            function: names.function(row.function),
+            stream: names.stream(row.stream),
+            bytes: row.bytes,
+            address: row.address,
+            result: row.result,
+            stack: names.stack(row.stack),
+            ..Call::default()
+        };
+        add(row.thread, row.start_ns, row.duration_ns, true, call);
+    }
+    for row in events.free.rows() {
+        let call = Call {
+            function: names.function(row.function),
+            stream: names.stream(row.stream),
+            address: row.address,
+            result: row.result,
+            stack: names.stack(row.stack),
+            ..Call::default()
+        };
+        add(row.thread, row.start_ns, row.duration_ns, true, call);
+    }
+    for calls in threads.values_mut() {
+        calls.sort_by_key(|call| call.start_ns);
+    }
+    threads
+}
+
+/// What the tape says of losses: calls in all loss rows.
+pub(crate) fn lost(path: &Path) -> u64 {
+    let tape = Tape::open(path).expect("the tape opens");
+    let contents = tape.read(&Wanted::default()).expect("the tape is read");
+    contents.events.loss.rows().map(|row| row.count).sum()
+}
+
+struct Names<'a> {
+    definitions: &'a Definitions,
+    stacks: bool,
+}
+
+impl Names<'_> {
+    /// The thread's number, if it is one of this process.
+    fn thread(&self, id: u32, pid: u32) -> Option<u32> {
+        let thread: Thread = self.definitions.get(id)?;
+        let process: ktape_format::definition::Process = self.definitions.get(thread.process)?;
+        (process.pid == i64::from(pid)).then_some(thread.tid as u32)
+    }
+
+    fn function(&self, id: u32) -> String {
+        let function: Function = self.definitions.get(id).unwrap_or_default();
+        self.definitions.string(function.name).to_owned()
+    }
+
+    fn kernel(&self, id: u32) -> String {
+        let learned = self.definitions.property(DefinitionKind::Kernel as u16, id, property::NAME);
+        let kernel: KernelName = self.definitions.get(id).unwrap_or_default();
+        learned.unwrap_or_else(|| self.definitions.string(kernel.name)).to_owned()
+    }
+
+    fn stream(&self, id: u32) -> u64 {
+        let stream: Stream = self.definitions.get(id).unwrap_or_default();
+        debug_assert!(id == 0 || self.definitions.get::<Context>(stream.context).is_some());
+        stream.native
+    }
+
+    fn stack(&self, id: u32) -> Vec<(String, String, u32)> {
+        if !self.stacks {
+            return Vec::new();
+        }
+        let frames = self.definitions.stack_nodes(id).map(|(_, node)| {
+            let frame: Frame = self.definitions.get(node.frame).unwrap_or_default();
+            (self.definitions.string(frame.name).to_owned(), self.definitions.string(frame.file).to_owned(), node.line)
+        });
+        frames.collect()
+    }
+}
+
+/// What differs: nothing, if the tape is exact.
+pub(crate) fn differences(truth: &Threads, tape: &Threads) -> String {
+    const MOST: usize = 12;
+    let mut text = String::new();
+    let mut count = 0;
+    let mut tell = |line: String| {
+        count += 1;
+        if count <= MOST {
+            let _ = writeln!(text, "{line}");
+        }
+    };
+    let none = Vec::new();
+    let threads: std::collections::BTreeSet<u32> = truth.keys().chain(tape.keys()).copied().collect();
+    for thread in threads {
+        let (expected, found) = (truth.get(&thread).unwrap_or(&none), tape.get(&thread).unwrap_or(&none));
+        if expected.len() != found.len() {
+            tell(format!("thread {thread}: {} calls, {} on the tape", expected.len(), found.len()));
+        }
+        for (index, (expected, found)) in expected.iter().zip(found).enumerate() {
+            if expected.call != found.call {
+                tell(format!("thread {thread}, call {index}:\n  truth {:?}\n  tape  {:?}", expected.call, found.call));
+            } else if found.start_ns > expected.start_ns {
+                tell(format!("thread {thread}, call {index}: {} ns late", found.start_ns - expected.start_ns));
+            } else if let (Some(end), Some(seen)) = (expected.end_ns, found.end_ns)
+                && seen < end
+            {
+                tell(format!("thread {thread}, call {index}: its end is {} ns early", end - seen));
+            }
+        }
+    }
+    if count > MOST {
+        let _ = writeln!(text, "and {} more", count - MOST);
+    }
+    text
+}
