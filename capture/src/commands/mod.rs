@@ -6,6 +6,7 @@ use std::process::ExitCode;
 use anyhow::Result;
 use clap::{Parser, Subcommand};
 
+mod doctor;
 mod print;
 mod probes;
 
@@ -19,6 +20,8 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Command {
+    /// Says what of the recorder works on this machine, and what to do about the rest
+    Doctor(doctor::Args),
     /// Shows where in a library the probes would be, and what each costs
     Probes(probes::Args),
 }
@@ -30,6 +33,8 @@ pub enum Outcome {
     Done,
     /// Done, but events were lost; the report says how many.
     Losses,
+    /// It is known now that it cannot be done, which was the question.
+    Unable,
 }
 
 /// Parses the command line, runs the command, prints its error if it fails, and decides the exit code: the only
@@ -38,6 +43,7 @@ pub fn main() -> ExitCode {
     match run(Cli::parse().command) {
         Ok(Outcome::Done) => ExitCode::SUCCESS,
         Ok(Outcome::Losses) => ExitCode::from(3),
+        Ok(Outcome::Unable) => ExitCode::FAILURE,
         Err(error) => {
             // A closed stderr leaves nobody to tell.
             let _ = writeln!(io::stderr(), "error: {error:#}");
@@ -48,6 +54,7 @@ pub fn main() -> ExitCode {
 
 fn run(command: Command) -> Result<Outcome> {
     match command {
+        Command::Doctor(args) => doctor::run(&args),
         Command::Probes(args) => probes::run(&args),
     }
 }
