@@ -24,6 +24,8 @@ pub mod property {
     pub const NAME: &str = "name";
     /// A process's command line.
     pub const COMMAND: &str = "command";
+    /// The container that a process is in, by its runtime's id.
+    pub const CONTAINER: &str = "container";
     /// A process's rank in a distributed job.
     pub const RANK: &str = "rank";
     /// How many ranks the job has.

@@ -5,7 +5,7 @@ use anyhow::Result;
 use super::Outcome;
 use super::recording::{self, Recording};
 use crate::record::session::{Options, Session};
-use crate::target;
+use crate::target::process::Process;
 
 /// What `capture attach` is asked.
 #[derive(clap::Args)]
@@ -27,14 +27,11 @@ The processes are not stopped and not changed; when the recording ends they go o
 Exit codes: 0 done, 1 something failed, 2 the command line is wrong, 3 done, but calls were lost.";
 
 pub(super) fn run(args: &Args) -> Result<Outcome> {
-    let name = target::identity(args.pids[0]).name;
+    let name = Process::of(args.pids[0])?.name;
     let output = args.recording.output(&name, args.pids[0]);
     let stop = recording::stop_on_signals()?;
-    let mut session = Session::begin(Options {
-        output,
-        follow: false,
-        launch_durations: args.recording.launch_durations,
-    })?;
+    let mut session =
+        Session::begin(Options { output, follow: false, launch_durations: args.recording.launch_durations })?;
     for &pid in &args.pids {
         session.add_process(pid)?;
     }

@@ -7,6 +7,7 @@ use anyhow::Result;
 use clap::{Parser, Subcommand};
 
 mod attach;
+mod doctor;
 mod print;
 mod probes;
 mod recording;
@@ -26,6 +27,8 @@ enum Command {
     Run(run::Args),
     /// Records processes that run already
     Attach(attach::Args),
+    /// Says what of the recorder works on this machine, and what to do about the rest
+    Doctor(doctor::Args),
     /// Shows where in a library the probes would be, and what each costs
     Probes(probes::Args),
 }
@@ -39,6 +42,8 @@ pub enum Outcome {
     Losses,
     /// The recorded command failed with this code.
     Command(u8),
+    /// It is known now that it cannot be done, which was the question.
+    Unable,
 }
 
 /// Parses the command line, runs the command, prints its error if it fails, and decides the exit code: the only
@@ -48,6 +53,7 @@ pub fn main() -> ExitCode {
         Ok(Outcome::Done) => ExitCode::SUCCESS,
         Ok(Outcome::Losses) => ExitCode::from(3),
         Ok(Outcome::Command(code)) => ExitCode::from(code),
+        Ok(Outcome::Unable) => ExitCode::FAILURE,
         Err(error) => {
             // A closed stderr leaves nobody to tell.
             let _ = writeln!(io::stderr(), "error: {error:#}");
@@ -60,6 +66,7 @@ fn run(command: Command) -> Result<Outcome> {
     match command {
         Command::Run(args) => run::run(&args),
         Command::Attach(args) => attach::run(&args),
+        Command::Doctor(args) => doctor::run(&args),
         Command::Probes(args) => probes::run(&args),
     }
 }

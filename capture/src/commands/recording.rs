@@ -55,9 +55,8 @@ pub(super) fn show_progress(quiet: bool) -> impl FnMut(Progress) {
         if !draws || last.is_some_and(|(drawn, _)| drawn.elapsed() < Duration::from_millis(500)) {
             return;
         }
-        let rate = last.map_or(0.0, |(drawn, events)| {
-            (progress.events - events) as f64 / drawn.elapsed().as_secs_f64().max(1e-3)
-        });
+        let rate = last
+            .map_or(0.0, |(drawn, events)| (progress.events - events) as f64 / drawn.elapsed().as_secs_f64().max(1e-3));
         last = Some((Instant::now(), progress.events));
         let Progress { elapsed, events, lost, processes } = progress;
         let seconds = elapsed.as_secs();

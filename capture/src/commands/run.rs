@@ -2,6 +2,7 @@
 
 use std::ffi::OsString;
 use std::os::unix::process::ExitStatusExt as _;
+use std::path::Path;
 use std::process::{Command, ExitStatus};
 
 use anyhow::{Context as _, Result};
@@ -9,7 +10,7 @@ use anyhow::{Context as _, Result};
 use super::Outcome;
 use super::recording::{self, Recording};
 use crate::record::session::{Options, Session};
-use crate::target;
+use crate::target::loader;
 
 /// What `capture run` is asked.
 #[derive(clap::Args)]
@@ -34,12 +35,11 @@ pub(super) fn run(args: &Args) -> Result<Outcome> {
     let program = &args.command[0];
     let output = args.recording.output(&program.to_string_lossy(), std::process::id());
     let stop = recording::stop_on_signals()?;
-    let mut session = Session::begin(Options {
-        output,
-        follow: true,
-        launch_durations: args.recording.launch_durations,
-    })?;
-    for library in target::candidates() {
+    let mut session =
+        Session::begin(Options { output, follow: true, launch_durations: args.recording.launch_durations })?;
+    // What is not among these is found when it is mapped; its first calls may then be missing.
+    let file = loader::find_program(Path::new(program), std::env::var_os("PATH"));
+    for library in loader::candidates(file.as_deref().unwrap_or(Path::new(program)), |name| std::env::var_os(name)) {
         session.add_library(&library);
     }
     session.before_spawn()?;

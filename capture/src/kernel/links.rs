@@ -98,7 +98,9 @@ impl Links {
 /// The file of a map.
 pub(super) fn map_fd(map: &Map) -> Option<RawFd> {
     let data = match map {
-        Map::Array(data) | Map::HashMap(data) | Map::LruHashMap(data) | Map::PerCpuArray(data) | Map::RingBuf(data) => data,
+        Map::Array(data) | Map::HashMap(data) | Map::LruHashMap(data) | Map::PerCpuArray(data) | Map::RingBuf(data) => {
+            data
+        }
         _ => return None,
     };
     Some(data.fd().as_fd().as_raw_fd())

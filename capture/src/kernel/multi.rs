@@ -34,7 +34,8 @@ impl Multi {
         let relocated = object_maps.iter().filter_map(|(name, map)| Some((name.as_str(), *maps.get(name)?, map)));
         object.relocate_maps(relocated, &text).ok()?;
         object.relocate_calls(&text).ok()?;
-        let programs: Option<Vec<_>> = names.iter().map(|&(which, name)| Some((which, load_program(&object, name, &types).ok()?))).collect();
+        let programs: Option<Vec<_>> =
+            names.iter().map(|&(which, name)| Some((which, load_program(&object, name, &types).ok()?))).collect();
         Some(Multi { programs: programs? })
     }
 
@@ -110,7 +111,8 @@ fn zeroed() -> bpf_attr {
 /// `bpf(2)`, of a command that gives a file.
 fn bpf(command: bpf_cmd, attr: &mut bpf_attr) -> io::Result<OwnedFd> {
     // SAFETY: the attribute is as long as is said, and what it points to is alive.
-    let fd = unsafe { libc::syscall(libc::SYS_bpf, command as libc::c_int, attr as *mut bpf_attr, size_of::<bpf_attr>()) };
+    let fd =
+        unsafe { libc::syscall(libc::SYS_bpf, command as libc::c_int, attr as *mut bpf_attr, size_of::<bpf_attr>()) };
     if fd < 0 {
         return Err(io::Error::last_os_error());
     }

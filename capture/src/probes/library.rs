@@ -147,7 +147,9 @@ impl<'data, R: ReadRef<'data>> Library<'data, R> {
     /// The function that a symbol names, without names; or why no probe can be there.
     fn function(&self, symbol: &Sym64<LittleEndian>) -> Result<Function, &'static str> {
         if symbol.st_type() == STT_GNU_IFUNC {
-            return Err("GNU_IFUNC: its symbol is that of the function which chooses one of several when the library is loaded");
+            return Err(
+                "GNU_IFUNC: its symbol is that of the function which chooses one of several when the library is loaded",
+            );
         }
         if !is_code(symbol) {
             return Err("its symbol is no function's");
@@ -156,13 +158,7 @@ impl<'data, R: ReadRef<'data>> Library<'data, R> {
         let Some((file_offset, _)) = self.executable(address) else {
             return Err("its address is not in the code of the file");
         };
-        Ok(Function {
-            names: Vec::new(),
-            aliases: Vec::new(),
-            address,
-            file_offset,
-            bytes: symbol.st_size.get(LE),
-        })
+        Ok(Function { names: Vec::new(), aliases: Vec::new(), address, file_offset, bytes: symbol.st_size.get(LE) })
     }
 
     /// Where in the file the code at an address is, and how many bytes the segment has from there on.
@@ -255,4 +251,183 @@ fn in_file(segment: &ProgramHeader64<LittleEndian>, address: u64) -> Option<(u64
     let behind = segment.p_filesz(LE).checked_sub(within).filter(|bytes| *bytes > 0)?;
     let loaded = segment.p_type(LE) == elf::PT_LOAD;
     Some((segment.p_offset(LE).checked_add(within)?, behind)).filter(|_| loaded)
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    /// Where the code of [`library`] is in the file, and what is added to that when it is loaded.
+    const CODE: u64 = 0x1000;
+    const SHIFT: u64 = 0x40_0000;
+
+    /// A symbol: name, type, section (0 for undefined), offset in the code, size.
+    type Made = (&'static str, u8, u16, u64, u64);
+
+    const FUNC: u8 = 2;
+    const IFUNC: u8 = 10;
+
+    /// An ELF file of one segment, which has everything and is executable: at `CODE` the code, 256 bytes of `ret`. `symtab` is
+    /// reached by section headers.
+    fn library(dynamic: &[Made], symtab: &[Made]) -> Vec<u8> {
+        let mut file = vec![0; CODE as usize];
+        file.resize(CODE as usize + 256, 0xc3);
+        let append = |file: &mut Vec<u8>, bytes: &[u8]| {
+            let at = file.len() as u64;
+            file.extend(bytes);
+            at
+        };
+        let table = |file: &mut Vec<u8>, made: &[Made]| {
+            let mut strings = vec![0];
+            let mut symbols = vec![0; 24];
+            for (name, kind, section, at, size) in made {
+                symbols.extend((strings.len() as u32).to_le_bytes());
+                symbols.extend([0x10 | kind, 0]);
+                symbols.extend(section.to_le_bytes());
+                symbols.extend((CODE + SHIFT + at).to_le_bytes());
+                symbols.extend(size.to_le_bytes());
+                strings.extend(name.bytes().chain([0]));
+            }
+            let symbols = (append(file, &symbols), symbols.len() as u64);
+            (symbols, (append(file, &strings), strings.len() as u64))
+        };
+        let (symbols, strings) = table(&mut file, dynamic);
+        let count = symbols.1 / 24;
+        let hash: Vec<u8> =
+            [0, count as u32].into_iter().chain((0..count).map(|_| 0)).flat_map(u32::to_le_bytes).collect();
+        let hash = append(&mut file, &hash);
+        let entries = [(6, SHIFT + symbols.0), (5, SHIFT + strings.0), (10, strings.1), (4, SHIFT + hash), (0, 0)];
+        let entries: Vec<u8> =
+            entries.iter().flat_map(|(tag, value)| [*tag, *value]).flat_map(u64::to_le_bytes).collect();
+        let dynamic = (append(&mut file, &entries), entries.len() as u64);
+        let loaded = file.len() as u64;
+        let mut sections = 0;
+        if !symtab.is_empty() {
+            let (symbols, strings) = table(&mut file, symtab);
+            let header = |kind: u32, (at, bytes): (u64, u64), link: u32| {
+                let words = [0, kind, 0, 0, 0, 0, at as u32, 0, bytes as u32, 0, link, 0, 0, 0, 0, 0];
+                words.into_iter().flat_map(u32::to_le_bytes).collect::<Vec<u8>>()
+            };
+            let headers = [header(0, (0, 0), 0), header(2, symbols, 2), header(3, strings, 0)].concat();
+            sections = append(&mut file, &headers);
+        }
+        let segment = |kind: u32, flags: u32, at: u64, bytes: u64| {
+            let words = [at, at + SHIFT, at + SHIFT, bytes, bytes, 8];
+            let kind = kind.to_le_bytes().into_iter().chain(flags.to_le_bytes());
+            kind.chain(words.into_iter().flat_map(u64::to_le_bytes)).collect::<Vec<u8>>()
+        };
+        let number = |value: u64| value.to_le_bytes();
+        let header = [
+            &b"\x7fELF\x02\x01\x01"[..],
+            &[0; 9],
+            &[3, 0, 62, 0, 1, 0, 0, 0],
+            &number(0),
+            &number(64),
+            &number(sections),
+            &[0, 0, 0, 0, 64, 0, 56, 0, 2, 0, 64, 0, if sections == 0 { 0 } else { 3 }, 0, 0, 0],
+            &segment(1, 5, 0, loaded),
+            &segment(2, 4, dynamic.0, dynamic.1),
+        ]
+        .concat();
+        file[..header.len()].copy_from_slice(&header);
+        file
+    }
+
+    fn functions(file: &[u8], names: &[&str]) -> Functions {
+        Library::parse(file).and_then(|library| library.functions(names.iter().copied())).expect("a library")
+    }
+
+    /// Names, aliases, place in the code and size.
+    fn found(all: &Functions) -> Vec<(String, String, u64, u64)> {
+        let one = |function: &Function| {
+            assert_eq!(function.address, function.file_offset + SHIFT);
+            (function.names.join(" "), function.aliases.join(" "), function.file_offset - CODE, function.bytes)
+        };
+        all.found.iter().map(one).collect()
+    }
+
+    fn told(names: &str, aliases: &str, at: u64, bytes: u64) -> (String, String, u64, u64) {
+        (names.to_owned(), aliases.to_owned(), at, bytes)
+    }
+
+    #[test]
+    fn an_exported_function_of_a_stripped_library() {
+        let file = library(&[("cuInit", FUNC, 1, 16, 30), ("cuLaunchKernel", FUNC, 1, 48, 30)], &[]);
+        let all = functions(&file, &["cuLaunchKernel", "cuMemAlloc"]);
+        assert_eq!(found(&all), [told("cuLaunchKernel", "", 48, 30)]);
+        assert_eq!(all.missing, ["cuMemAlloc"]);
+        let library = Library::parse(&file[..]).expect("a library");
+        assert_eq!(library.code(&all.found[0]).expect("code"), [0xc3; 30]);
+    }
+
+    #[test]
+    fn names_for_one_address_are_one_function() {
+        let dynamic = [("b", FUNC, 1, 0, 8), ("other", FUNC, 1, 0, 8), ("a", FUNC, 1, 0, 8)];
+        let all = functions(&library(&dynamic, &[("internal", FUNC, 1, 0, 8)]), &["a", "b"]);
+        assert_eq!(found(&all), [told("a b", "internal other", 0, 8)]);
+    }
+
+    #[test]
+    fn versions_of_a_symbol_are_functions_of_their_own() {
+        // In the dynamic table the version stands apart, in .symtab some linkers append it.
+        let all =
+            functions(&library(&[("f", FUNC, 1, 0, 8), ("f", FUNC, 1, 8, 8)], &[("f@@V2", FUNC, 1, 8, 8)]), &["f"]);
+        assert_eq!(found(&all), [told("f", "", 0, 8), told("f", "", 8, 8)]);
+    }
+
+    #[test]
+    fn a_runtime_that_was_linked_statically() {
+        let file = library(&[], &[("main", FUNC, 1, 0, 8), ("cudaLaunchKernel", FUNC, 1, 8, 0)]);
+        let all = functions(&file, &["cudaLaunchKernel"]);
+        assert_eq!(found(&all), [told("cudaLaunchKernel", "", 8, 0)]);
+        let library = Library::parse(&file[..]).expect("a library");
+        assert!(library.has("cudaLaunchKernel").expect("symbols"));
+        // Without a size, as far as the segment goes.
+        assert!(library.code(&all.found[0]).expect("code").len() >= 248);
+        let imports = self::library(&[("cudaLaunchKernel", FUNC, 0, 0, 0)], &[]);
+        assert!(!Library::parse(&imports[..]).and_then(|one| one.has("cudaLaunchKernel")).expect("symbols"));
+    }
+
+    #[test]
+    fn what_is_no_function_is_refused() {
+        const OBJECT: u8 = 1;
+        let dynamic = [("chosen", IFUNC, 1, 0, 8), ("data", OBJECT, 1, 0, 8), ("outside", FUNC, 1, 1 << 40, 8)];
+        let all = functions(&library(&dynamic, &[]), &["chosen", "data", "outside"]);
+        assert!(all.found.is_empty() && all.missing.is_empty());
+        let why: Vec<&str> = all.refused.iter().map(|(_, why)| &why[..why.len().min(19)]).collect();
+        assert_eq!(why, ["GNU_IFUNC: its symb", "its symbol is no fu", "its address is not "]);
+    }
+
+    #[test]
+    fn other_files() {
+        assert_eq!(Library::parse(&b"#!/bin/sh"[..]).map(|_| ()), Err(Error::NotElf));
+        let mut other = library(&[], &[]);
+        other[18] = 183;
+        assert_eq!(Library::parse(&other[..]).map(|_| ()), Err(Error::OtherMachine(183)));
+    }
+
+    proptest! {
+        #[test]
+        fn a_broken_library_is_an_error_or_something_else(
+            changes in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..8),
+            cut: prop::sample::Index,
+        ) {
+            let mut file = library(&[("a", FUNC, 1, 0, 8), ("b", FUNC, 1, 8, 8)], &[("c", FUNC, 1, 16, 0)]);
+            // Most of the file is code, which nothing can be wrong with.
+            let places: Vec<usize> = (0..176).chain(CODE as usize + 256..file.len()).collect();
+            for (place, byte) in changes {
+                file[*place.get(&places)] = byte;
+            }
+            file.truncate(cut.index(file.len() * 2) + 1);
+            let Ok(library) = Library::parse(&file[..]) else { return Ok(()) };
+            let Ok(all) = library.functions(["a", "b", "c"]) else { return Ok(()) };
+            for function in &all.found {
+                if let Ok(code) = library.code(function) {
+                    prop_assert!(code.len() as u64 <= MOST_CODE_BYTES);
+                }
+            }
+        }
+    }
 }

@@ -45,9 +45,8 @@ pub(super) fn cost_of(instruction: &[u8]) -> io::Result<Cost> {
     (&file).write_all(&page)?;
     let event = probe(&file, 0)?;
     // SAFETY: a new private mapping of a file of one page, which nothing else knows.
-    let code = unsafe {
-        mmap(ptr::null_mut(), PAGE_BYTES, ProtFlags::READ | ProtFlags::EXEC, MapFlags::PRIVATE, &file, 0)?
-    };
+    let code =
+        unsafe { mmap(ptr::null_mut(), PAGE_BYTES, ProtFlags::READ | ProtFlags::EXEC, MapFlags::PRIVATE, &file, 0)? };
     let optimised_before = mapped("[uprobes-trampoline]")?;
     // SAFETY: at its beginning is the instruction, which by the caller's word changes no register, and behind it `ret`.
     let function = unsafe { std::mem::transmute::<*mut std::ffi::c_void, extern "C" fn()>(code) };

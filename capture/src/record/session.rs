@@ -4,6 +4,7 @@
 //! for more. It waits at most [`TICK`], as the programs wake it only for what is urgent.
 
 use std::collections::BTreeMap;
+use std::fs::File;
 use std::os::fd::{AsFd as _, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -21,14 +22,16 @@ use rustix::time::{ClockId, clock_gettime};
 
 use super::losses::Losses;
 use super::summary::Summary;
-use crate::collect::outside::{Notice, Outside};
+use crate::collect::outside::{Identity, Notice, Outside};
 use crate::kernel::links::{Link, Program};
 use crate::kernel::programs::Kernel;
+use crate::probes;
 use crate::probes::functions::{self, Probed};
 use crate::probes::library::Library;
-use crate::probes;
 use crate::python::find::{self, Python, Refusal};
-use crate::target::{self, MappedLibrary};
+use crate::target;
+use crate::target::libraries::{self, FileId, LibraryFile};
+use crate::target::process::Process;
 
 /// How long a record may lie before it is looked for.
 const TICK: Duration = Duration::from_millis(20);
@@ -65,7 +68,7 @@ pub struct Session {
     losses: Losses,
     processes: FxHashMap<u32, Recorded>,
     /// Libraries that have probes, by device and inode.
-    libraries: FxHashSet<(u64, u64)>,
+    libraries: FxHashSet<FileId>,
     library_paths: Vec<PathBuf>,
     probes: usize,
     recorded: u64,
@@ -132,7 +135,12 @@ impl Session {
     }
 
     /// Records a process that runs: its libraries get probes, its interpreter is looked at, and from then on its calls count.
+    ///
+    /// # Errors
+    ///
+    /// If there is no such process, or it may not be looked into.
     pub fn add_process(&mut self, pid: u32) -> Result<()> {
+        libraries::mapped(pid)?;
         self.begin_process(pid)?;
         self.look_at(pid);
         Ok(())
@@ -160,28 +168,31 @@ impl Session {
     }
 
     /// Sets probes in a library, if it has none yet.
-    pub fn add_library(&mut self, library: &MappedLibrary) {
+    pub fn add_library(&mut self, library: &LibraryFile) {
         if self.libraries.insert(library.id) {
-            self.attach(&library.path);
+            self.attach(library);
         }
     }
 
     /// Has the dynamic linker tell when it maps libraries.
-    fn watch_libraries(&mut self, path: &Path) {
+    fn watch_libraries(&mut self, linker: &File) {
         let symbol = "_dl_debug_state";
+        let path = &libraries::open_path(linker);
         let watched = self.sites(path, &[symbol]).and_then(|sites| {
-            let links: Vec<Link<'_>> = sites.sites.iter().map(|site| {
-                Link { program: Program::Libraries, symbol, file_offset: site.file_offset, cookie: 0 }
-            }).collect();
+            let links: Vec<Link<'_>> = sites
+                .sites
+                .iter()
+                .map(|site| Link { program: Program::Libraries, symbol, file_offset: site.file_offset, cookie: 0 })
+                .collect();
             Ok(self.kernel.attach(&links, path)?)
         });
         if let Err(error) = watched {
-            self.trouble(format!("{}: {error:#}: libraries are looked for every {LOOK_AGAIN:?}", path.display()));
+            self.trouble(format!("the dynamic linker: {error:#}; libraries are looked for every {LOOK_AGAIN:?}"));
         }
     }
 
     fn sites(&self, path: &Path, symbols: &[&str]) -> Result<probes::Sites> {
-        let file = std::fs::File::open(path)?;
+        let file = File::open(path)?;
         // SAFETY: a mapping that is only read. Libraries are replaced, not written over.
         let bytes = unsafe { memmap2::Mmap::map(&file)? };
         Ok(probes::sites(&Library::parse(&*bytes)?, symbols.iter().copied(), self.site_kernel)?)
@@ -293,7 +304,18 @@ impl Session {
     fn begin_known(&mut self, pid: u32) -> Result<()> {
         let pidfd = rustix::process::Pid::from_raw(pid as i32)
             .and_then(|pid| rustix::process::pidfd_open(pid, rustix::process::PidfdFlags::empty()).ok());
-        self.collector.begin_process(&target::identity(pid), &mut self.tape)?;
+        // One that ended meanwhile has left its calls in the ring buffer, and only its number is known of it.
+        let identity = Process::of(pid).map_or_else(
+            |_| Identity { pid, ..Identity::default() },
+            |process| Identity {
+                pid,
+                start_ns: process.start_ns,
+                name: process.name,
+                command: process.command.join(" "),
+                container: process.container.unwrap_or_default(),
+            },
+        );
+        self.collector.begin_process(&identity, &mut self.tape)?;
         let target = self.kernel.target(pid);
         let has_interpreter = target.is_some_and(|target| target.has_interpreter != 0);
         if let Some(target) = target.filter(|_| has_interpreter) {
@@ -307,13 +329,16 @@ impl Session {
 
     /// Looks for libraries and the interpreter of a process.
     fn look_at(&mut self, pid: u32) {
-        for library in target::dynamic_linker(pid) {
-            if self.libraries.insert(library.id) {
-                self.watch_libraries(&library.path);
-            }
+        // A process may end while it is looked at; whatever else is wrong with one is told.
+        match libraries::dynamic_linker(pid) {
+            Ok(Some((id, linker))) if self.libraries.insert(id) => self.watch_libraries(&linker),
+            Ok(_) | Err(target::Error::NoSuchProcess(_)) => {}
+            Err(error) => self.trouble(error.to_string()),
         }
-        for library in target::cuda_libraries(pid) {
-            self.add_library(&library);
+        match libraries::mapped(pid) {
+            Ok(mapped) => mapped.iter().for_each(|library| self.add_library(library)),
+            Err(target::Error::NoSuchProcess(_)) => {}
+            Err(error) => self.trouble(error.to_string()),
         }
         let Some(recorded) = self.processes.get_mut(&pid) else { return };
         if recorded.has_interpreter {
@@ -336,14 +361,14 @@ impl Session {
     }
 
     /// Sets probes in a library.
-    fn attach(&mut self, path: &Path) {
-        match self.try_attach(path) {
+    fn attach(&mut self, library: &LibraryFile) {
+        match self.try_attach(&library.open_path()) {
             Ok(0) => {}
             Ok(probes) => {
                 self.probes += probes;
-                self.library_paths.push(path.to_owned());
+                self.library_paths.push(library.path.clone());
             }
-            Err(error) => self.trouble(format!("{}: {error:#}", path.display())),
+            Err(error) => self.trouble(format!("{}: {error:#}", library.path.display())),
         }
     }
 
@@ -353,9 +378,11 @@ impl Session {
         let mut links = Vec::new();
         for site in &sites.sites {
             let names = std::iter::once(&site.symbol).chain(&site.aliases);
-            let index = names.filter_map(|name| self.functions.iter().position(|function| function.symbol == *name)).next();
+            let index =
+                names.filter_map(|name| self.functions.iter().position(|function| function.symbol == *name)).next();
             let Some(index) = index else { continue };
-            let link = |program| Link { program, symbol: &site.symbol, file_offset: site.file_offset, cookie: index as u64 };
+            let link =
+                |program| Link { program, symbol: &site.symbol, file_offset: site.file_offset, cookie: index as u64 };
             links.push(link(Program::Enter));
             if self.functions[index].meaning.wants_return(self.options.launch_durations) {
                 links.push(link(Program::Leave));

@@ -1,69 +1,57 @@
-//! Processes and their libraries.
+//! Processes and what is in them: what they are ([`process`]), what is mapped where ([`maps`]), and the copies of the CUDA
+//! libraries ([`libraries`]) that probes go into, whatever container they are in.
+//!
+//! All of it is read from `/proc`, by hand: the ready-made crates read the same files, but give paths up that are no UTF-8,
+//! and of the rest of `/proc` nothing is wanted.
 
-use std::os::unix::fs::MetadataExt as _;
-use std::path::PathBuf;
+use std::io;
 
-use crate::collect::outside::Identity;
+pub mod libraries;
+pub mod loader;
+pub mod maps;
+pub mod process;
 
-/// A library that a process has mapped.
-#[derive(Clone, Debug)]
-pub struct MappedLibrary {
-    /// Device and inode.
-    pub id: (u64, u64),
-    /// Where this process can open it.
-    pub path: PathBuf,
+/// Why a process cannot be looked at.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// It is not there, or ended meanwhile.
+    #[error("there is no process {0}")]
+    NoSuchProcess(u32),
+    /// It belongs to somebody else.
+    #[error("no permission to look into process {0}; run as root, or give capture CAP_SYS_PTRACE")]
+    NoPermission(u32),
+    /// What `/proc` says of it is not what Linux writes.
+    #[error("process {pid}: cannot make sense of /proc/{pid}/{file}")]
+    Strange {
+        /// The process.
+        pid: u32,
+        /// The file that is strange.
+        file: &'static str,
+    },
+    /// Reading failed otherwise.
+    #[error("process {pid}: /proc/{pid}/{file}: {error}")]
+    Io {
+        /// The process.
+        pid: u32,
+        /// The file that was read.
+        file: String,
+        /// What the system said.
+        error: io::Error,
+    },
 }
 
-/// Who a process is.
-pub fn identity(pid: u32) -> Identity {
-    let read = |name: &str| std::fs::read_to_string(format!("/proc/{pid}/{name}")).unwrap_or_default();
-    Identity {
-        pid,
-        start_ns: 0,
-        name: read("comm").trim_end().to_owned(),
-        command: read("cmdline").replace('\0', " ").trim_end().to_owned(),
-    }
-}
-
-/// The copies of libcuda and libcudart that a process has mapped.
-pub fn cuda_libraries(pid: u32) -> Vec<MappedLibrary> {
-    mapped(pid, |name| name.starts_with("libcuda.so") || name.starts_with("libcudart"))
-}
-
-/// The dynamic linker of a process.
-pub fn dynamic_linker(pid: u32) -> Vec<MappedLibrary> {
-    mapped(pid, |name| name.starts_with("ld-linux"))
-}
-
-/// The copies that a program about to be started would find.
-pub fn candidates() -> Vec<MappedLibrary> {
-    let mut all = Vec::new();
-    for directory in std::env::split_paths(&std::env::var_os("LD_LIBRARY_PATH").unwrap_or_default()) {
-        for name in ["libcuda.so.1", "libcudart.so"] {
-            let path = directory.join(name);
-            if let Ok(data) = std::fs::metadata(&path) {
-                all.push(MappedLibrary { id: (data.dev(), data.ino()), path });
-            }
+impl Error {
+    /// What a failure to read a file of `/proc/PID` means.
+    fn of(pid: u32, file: &str, error: io::Error) -> Error {
+        match error.raw_os_error() {
+            Some(libc::ENOENT | libc::ESRCH) => Error::NoSuchProcess(pid),
+            Some(libc::EACCES | libc::EPERM) => Error::NoPermission(pid),
+            _ => Error::Io { pid, file: file.to_owned(), error },
         }
     }
-    all
 }
 
-fn mapped(pid: u32, is_wanted: impl Fn(&str) -> bool) -> Vec<MappedLibrary> {
-    let maps = std::fs::read_to_string(format!("/proc/{pid}/maps")).unwrap_or_default();
-    let mut all: Vec<MappedLibrary> = Vec::new();
-    for path in maps.lines().filter_map(|line| line.split_whitespace().nth(5)) {
-        let name = path.rsplit('/').next().unwrap_or_default();
-        if !is_wanted(name) {
-            continue;
-        }
-        let path = PathBuf::from(format!("/proc/{pid}/root{path}"));
-        if let Ok(data) = std::fs::metadata(&path) {
-            let id = (data.dev(), data.ino());
-            if all.iter().all(|known| known.id != id) {
-                all.push(MappedLibrary { id, path });
-            }
-        }
-    }
-    all
+/// Reads a file of `/proc/PID`.
+fn read(pid: u32, file: &str) -> Result<Vec<u8>, Error> {
+    std::fs::read(format!("/proc/{pid}/{file}")).map_err(|error| Error::of(pid, file, error))
 }

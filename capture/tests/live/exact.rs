@@ -69,9 +69,14 @@ pub(crate) fn truth(truth: &Truth, compared: Compared) -> Threads {
         let has_end = meaning.wants_return(compared.launch_durations);
         let is_launch = matches!(meaning, Meaning::Launch | Meaning::LaunchConfig);
         let own = |stream: u64| stream_on_tape(stream, function.per_thread_stream, row.thread);
-        let has_stream = !matches!(meaning, Meaning::HostFunction | Meaning::Wait { .. } | Meaning::Alloc { stream: None, .. }
-            | Meaning::AllocPitch | Meaning::Free { stream: None, .. })
-            || matches!(meaning, Meaning::Wait { kind: ktape_format::event::sync_kind::STREAM, .. });
+        let has_stream = !matches!(
+            meaning,
+            Meaning::HostFunction
+                | Meaning::Wait { .. }
+                | Meaning::Alloc { stream: None, .. }
+                | Meaning::AllocPitch
+                | Meaning::Free { stream: None, .. }
+        ) || matches!(meaning, Meaning::Wait { kind: ktape_format::event::sync_kind::STREAM, .. });
         let copy = match meaning {
             Meaning::Copy { kind, .. } => kind,
             Meaning::CopyShape { .. } => match row.copy {
@@ -93,12 +98,18 @@ pub(crate) fn truth(truth: &Truth, compared: Compared) -> Threads {
             shared_bytes: row.shared_bytes,
             bytes: if matches!(meaning, Meaning::Free { .. }) { 0 } else { row.bytes },
             copy,
-            address: if matches!(meaning, Meaning::Alloc { .. } | Meaning::AllocPitch | Meaning::Free { .. }) { row.destination } else { 0 },
+            address: if matches!(meaning, Meaning::Alloc { .. } | Meaning::AllocPitch | Meaning::Free { .. }) {
+                row.destination
+            } else {
+                0
+            },
             event: row.event,
             graph: if matches!(meaning, Meaning::GraphLaunch) { row.graph } else { 0 },
             result: if has_end { row.result.unwrap_or(0) as i32 } else { 0 },
             stack: row.stack.filter(|_| compared.stacks).map_or_else(Vec::new, |id| {
-                let own = |frame: ktape_simcuda_truth::Frame<'_>| (frame.qualname.to_owned(), frame.file.to_owned(), frame.line);
+                let own = |frame: ktape_simcuda_truth::Frame<'_>| {
+                    (frame.qualname.to_owned(), frame.file.to_owned(), frame.line)
+                };
                 truth.stack(id).into_iter().map(own).collect()
             }),
         };
@@ -172,7 +183,8 @@ pub(crate) fn tape(path: &Path, pid: u32, compared: Compared) -> Threads {
         if let Some(set) = sets.get(&row.correlation) {
             (call.stream, call.bytes) = (names.stream(set.stream), set.bytes);
         }
-        let has_end = copies.contains_key(&row.correlation) || sets.contains_key(&row.correlation) || compared.launch_durations;
+        let has_end =
+            copies.contains_key(&row.correlation) || sets.contains_key(&row.correlation) || compared.launch_durations;
         add(row.thread, row.start_ns, row.duration_ns, has_end, call);
     }
     for row in events.sync.rows() {

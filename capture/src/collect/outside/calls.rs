@@ -9,8 +9,8 @@ use ktape_ebpf::wire::{Call, STACK_WORDS};
 use ktape_format::Sink;
 use ktape_format::definition::Shape;
 use ktape_format::event::{
-    Alloc, Api, EventRecord, EventWait, Free, GraphLaunch, Launch, Memcpy, Memset, Sync, copy_kind, memory_kind, sync_kind,
-    timing,
+    Alloc, Api, EventRecord, EventWait, Free, GraphLaunch, Launch, Memcpy, Memset, Sync, copy_kind, memory_kind,
+    sync_kind, timing,
 };
 
 use super::Gaps;
@@ -152,9 +152,7 @@ impl Within<'_> {
                 })
             }
             Meaning::HostFunction => Open::Api(self.api(a)),
-            Meaning::Copy { kind, bytes, stream, .. } => {
-                self.copy(a, kind, a.word(bytes), stream, sink)?
-            }
+            Meaning::Copy { kind, bytes, stream, .. } => self.copy(a, kind, a.word(bytes), stream, sink)?,
             Meaning::CopyShape { shape, stream } => {
                 self.note_unreadable(a.memory.is_empty());
                 let (kind, bytes) = copy_of_shape(shape, a);
@@ -303,7 +301,8 @@ impl Within<'_> {
     ) -> Result<Open, S::Error> {
         let call = &arguments.call;
         // The runtime's launch that this one lies in, if it does; it is good for one.
-        let stub = self.thread.runtime_launch.take().filter(|(_, outer)| call.stack_pointer < *outer).map(|(stub, _)| stub);
+        let stub =
+            self.thread.runtime_launch.take().filter(|(_, outer)| call.stack_pointer < *outer).map(|(stub, _)| stub);
         let Configuration { grid, block, shared_bytes } = *configuration;
         let kernel = self.kernels.id(handle, stub, sink)?;
         let shape = sink.define(Shape {
@@ -341,7 +340,9 @@ impl Within<'_> {
                 block: [20, 24, 28].map(|offset| one.memory_half(offset)),
                 shared_bytes: one.memory_half(32),
             };
-            if let Open::Launch(row) = self.launch(&one, one.memory_word(0), &configuration, one.memory_word(40), sink)? {
+            if let Open::Launch(row) =
+                self.launch(&one, one.memory_word(0), &configuration, one.memory_word(40), sink)?
+            {
                 sink.event(row)?;
             }
         }

@@ -37,6 +37,8 @@ pub struct Identity {
     pub name: String,
     /// Its command line.
     pub command: String,
+    /// The container that it is in, by its runtime's id; empty for none.
+    pub container: String,
 }
 
 /// What the collector met that somebody has to look after.
@@ -118,12 +120,7 @@ impl Outside {
     /// Begins a process, or a new program of one that is known.
     pub fn begin_process<S: Sink>(&mut self, identity: &Identity, sink: &mut S) -> Result<(), S::Error> {
         self.end_process(identity.pid, sink)?;
-        let row = definition::Process {
-            pid: i64::from(identity.pid),
-            start_ns: identity.start_ns,
-            host: 0,
-            source: 0,
-        };
+        let row = definition::Process { pid: i64::from(identity.pid), start_ns: identity.start_ns, host: 0, source: 0 };
         let id = sink.define(row)?;
         let mut say = |key, value: &str| match value {
             "" => Ok(()),
@@ -131,6 +128,7 @@ impl Outside {
         };
         say(property::NAME, &identity.name)?;
         say(property::COMMAND, &identity.command)?;
+        say(property::CONTAINER, &identity.container)?;
         let process = Process {
             pid: identity.pid,
             id,
@@ -327,8 +325,7 @@ impl Outside {
             result: returned.result as i32,
             outs: returned.outs,
         };
-        self.events +=
-            pending.open.finish(&end, thread, &mut process.kernels, &mut process.objects, sink)?;
+        self.events += pending.open.finish(&end, thread, &mut process.kernels, &mut process.objects, sink)?;
         Ok(())
     }
 
@@ -350,18 +347,22 @@ impl Outside {
         };
         let Some(process) = self.processes.get_mut(&pid) else { return Ok(notice) };
         let of_thread = matches!(life.what, life::THREAD_START | life::THREAD_EXIT);
-        let thread = if of_thread {
-            sink.define(definition::Thread { process: process.id, tid: i64::from(tid) })?
-        } else {
-            0
-        };
+        let thread =
+            if of_thread { sink.define(definition::Thread { process: process.id, tid: i64::from(tid) })? } else { 0 };
         let code = match life.what {
             life::FORK => i64::from(upper(life.detail)),
             life::THREAD_EXIT => life.detail as i64,
             _ => 0,
         };
         self.lifecycle_event(
-            event::Lifecycle { start_ns: life.time_ns as i64, kind, process: process_id(&self.processes, pid), thread, code, detail: 0 },
+            event::Lifecycle {
+                start_ns: life.time_ns as i64,
+                kind,
+                process: process_id(&self.processes, pid),
+                thread,
+                code,
+                detail: 0,
+            },
             sink,
         )?;
         if life.what == life::THREAD_EXIT
@@ -400,4 +401,3 @@ fn upper(pid_tid: u64) -> u32 {
 fn lower(pid_tid: u64) -> u32 {
     pid_tid as u32
 }
-

@@ -52,9 +52,7 @@ impl Objects {
     /// The device of the thread's current context; 0 where that is not known.
     pub(super) fn device<S: Sink>(&mut self, thread: &Thread, sink: &mut S) -> Result<u32, S::Error> {
         let index = thread.contexts.last().and_then(|context| self.devices.get(context));
-        index.map_or(Ok(0), |&index| {
-            sink.define(Device { process: 0, index, vendor: vendor::NVIDIA, uuid: 0 })
-        })
+        index.map_or(Ok(0), |&index| sink.define(Device { process: 0, index, vendor: vendor::NVIDIA, uuid: 0 }))
     }
 
     /// Learns how a stream was made.

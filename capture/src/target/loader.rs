@@ -1,0 +1,172 @@
+//! The copies of the CUDA libraries that a program would load, before it runs: where the dynamic loader looks, and where Python
+//! wheels keep theirs.
+//!
+//! A process that is started under `capture run` could load a library and call it before anybody has seen that it is mapped. Probes
+//! belong to files, so they are placed in every copy that is likely before the program begins; one that is loaded from elsewhere
+//! is found when it is mapped.
+
+use std::ffi::OsString;
+use std::fs::{self, File};
+use std::os::unix::ffi::{OsStrExt as _, OsStringExt as _};
+use std::path::{Path, PathBuf};
+
+use rustc_hash::FxHashSet;
+
+use super::libraries::{FileId, Kind, LibraryFile, has_static_runtime, kind_of};
+
+const CACHE: &str = "/etc/ld.so.cache";
+
+/// Searched by the loader when nothing else has a library, and, the last, where CUDA's own installer puts it.
+const FOLDERS: [&str; 7] = [
+    "/lib/x86_64-linux-gnu",
+    "/usr/lib/x86_64-linux-gnu",
+    "/lib64",
+    "/usr/lib64",
+    "/lib",
+    "/usr/lib",
+    "/usr/local/cuda/lib64",
+];
+
+/// The copies that a program may load, each once, the likeliest first. `program` is its file, `variable` its environment.
+pub fn candidates(program: &Path, variable: impl Fn(&str) -> Option<OsString>) -> Vec<LibraryFile> {
+    let folders = variable("LD_LIBRARY_PATH").unwrap_or_default();
+    // An empty one is the working directory.
+    let folders = folders.as_bytes().split(|byte| matches!(byte, b':' | b';'));
+    let folders = folders.map(|folder| PathBuf::from(OsString::from_vec(folder.to_vec())));
+    let cached = fs::read(CACHE).ok().and_then(|cache| cached_paths(&cache)).unwrap_or_default();
+    let mut paths: Vec<PathBuf> = folders.flat_map(|folder| in_folder(&folder)).collect();
+    paths.extend(cached);
+    paths.extend(FOLDERS.iter().flat_map(|folder| in_folder(Path::new(folder))));
+    paths.extend(wheels(program, variable("VIRTUAL_ENV")).iter().flat_map(|folder| in_folder(folder)));
+
+    let mut known = FxHashSet::default();
+    let libraries = paths.into_iter().filter_map(|path| Some((kind_of(&path)?, path)));
+    let program = Some((Kind::StaticRuntime, program.to_owned()));
+    let all = libraries.chain(program).filter_map(|(kind, path)| {
+        let file = File::open(&path).ok().filter(|file| file.metadata().is_ok_and(|facts| facts.is_file()))?;
+        let id = FileId::of(&file).ok()?;
+        let is_one = kind != Kind::StaticRuntime || has_static_runtime(&file);
+        (is_one && known.insert(id)).then_some(LibraryFile { kind, path, id, file, load_address: 0 })
+    });
+    all.collect()
+}
+
+/// The file that a shell would run for a command.
+pub fn find_program(command: &Path, path: Option<OsString>) -> Option<PathBuf> {
+    if command.as_os_str().as_bytes().contains(&b'/') {
+        return command.is_file().then(|| command.to_owned());
+    }
+    std::env::split_paths(&path?).map(|folder| folder.join(command)).find(|file| {
+        use std::os::unix::fs::PermissionsExt as _;
+        file.metadata().is_ok_and(|facts| facts.is_file() && facts.permissions().mode() & 0o111 != 0)
+    })
+}
+
+/// A folder's CUDA libraries, by name.
+fn in_folder(folder: &Path) -> Vec<PathBuf> {
+    let mut found = entries(folder);
+    found.retain(|path| kind_of(path).is_some());
+    found
+}
+
+fn entries(folder: &Path) -> Vec<PathBuf> {
+    let folder = if folder.as_os_str().is_empty() { Path::new(".") } else { folder };
+    let mut found: Vec<PathBuf> =
+        fs::read_dir(folder).into_iter().flatten().flatten().map(|entry| entry.path()).collect();
+    found.sort_unstable();
+    found
+}
+
+/// The folders of a Python's installed packages that have libraries: `site-packages/nvidia/*/lib` and PyTorch's own.
+fn wheels(program: &Path, virtual_env: Option<OsString>) -> Vec<PathBuf> {
+    let is_python = program.file_name().is_some_and(|name| name.as_bytes().starts_with(b"python"));
+    // A virtual environment's interpreter is a link to another one, and packages may be with either.
+    let programs = [Some(program.to_owned()), program.canonicalize().ok()].into_iter().flatten().filter(|_| is_python);
+    let prefixes = programs.filter_map(|program| Some(program.parent()?.parent()?.to_owned()));
+    let mut folders = Vec::new();
+    for prefix in virtual_env.map(PathBuf::from).into_iter().chain(prefixes) {
+        for version in entries(&prefix.join("lib")) {
+            if !version.file_name().is_some_and(|name| name.as_bytes().starts_with(b"python3")) {
+                continue;
+            }
+            for packages in ["site-packages", "dist-packages"].map(|name| version.join(name)) {
+                folders.extend(entries(&packages.join("nvidia")).into_iter().map(|package| package.join("lib")));
+                folders.push(packages.join("torch/lib"));
+            }
+        }
+    }
+    folders
+}
+
+/// The CUDA libraries in the loader's cache for this machine; `None` if it is no cache.
+///
+/// `sysdeps/generic/dl-cache.h` of glibc: behind the magic, as of a header of 48 bytes, the number of entries stands at 20; an entry
+/// has 24 bytes, its flags at 0 and the place of its path at 8, counted from the magic. In front of it may be the old format.
+fn cached_paths(cache: &[u8]) -> Option<Vec<PathBuf>> {
+    const MAGIC: &[u8] = b"glibc-ld.so.cache1.1";
+    const HEADER_BYTES: usize = 48;
+    const ENTRY_BYTES: usize = 24;
+    /// A library for x86-64 among several ABIs of one machine.
+    const X86_64: u32 = 0x0300;
+    let start = cache.windows(MAGIC.len()).position(|window| window == MAGIC)?;
+    let cache = &cache[start..];
+    let number = |at: usize| Some(u32::from_le_bytes(cache.get(at..at + 4)?.try_into().ok()?));
+    let entries = cache.get(HEADER_BYTES..)?.chunks_exact(ENTRY_BYTES).len().min(number(20)? as usize);
+    let paths = (0..entries).filter_map(|index| {
+        let entry = HEADER_BYTES + index * ENTRY_BYTES;
+        let path = cache.get(number(entry + 8)? as usize..)?;
+        let path = &path[..path.iter().take(libc::PATH_MAX as usize).position(|byte| *byte == 0)?];
+        let path = PathBuf::from(OsString::from_vec(path.to_vec()));
+        (number(entry)? & 0xff00 == X86_64 && kind_of(&path).is_some()).then_some(path)
+    });
+    Some(paths.collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A cache as `ldconfig` writes it, behind some bytes of the old format.
+    fn cache(libraries: &[(&str, u32)]) -> Vec<u8> {
+        let mut strings = Vec::new();
+        let mut entries = Vec::new();
+        for (path, flags) in libraries {
+            let at = (48 + 24 * libraries.len() + strings.len()) as u32;
+            entries.extend([*flags, at, at, 0, 0, 0].iter().flat_map(|word| word.to_le_bytes()));
+            strings.extend(path.bytes().chain([0]));
+        }
+        let mut header = b"ld.so-1.7.0\0glibc-ld.so.cache1.1".to_vec();
+        header.extend((libraries.len() as u32).to_le_bytes());
+        header.resize(12 + 48, 0);
+        [header, entries, strings].concat()
+    }
+
+    #[test]
+    fn the_cache_of_the_loader() {
+        let bytes = cache(&[("/a/libcuda.so.1", 0x303), ("/b/libcuda.so.1", 0x003), ("/a/libc.so.6", 0x303)]);
+        assert_eq!(cached_paths(&bytes), Some(vec![PathBuf::from("/a/libcuda.so.1")]));
+        assert_eq!(cached_paths(b"no cache"), None);
+        for end in 0..bytes.len() {
+            let _ = cached_paths(&bytes[..end]);
+        }
+    }
+
+    #[test]
+    fn what_a_python_with_wheels_would_load() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let packages = folder.path().join("lib/python3.12/site-packages/nvidia/cuda_runtime/lib");
+        let told = folder.path().join("told");
+        for (folder, file) in [(&packages, "libcudart.so.12"), (&told, "libcuda.so.1"), (&told, "libother.so")] {
+            fs::create_dir_all(folder).expect("a folder");
+            fs::write(folder.join(file), file).expect("a file");
+        }
+        fs::hard_link(told.join("libcuda.so.1"), told.join("libcuda.so")).expect("a link");
+        let program = folder.path().join("bin/python3");
+        let variable = |name: &str| (name == "LD_LIBRARY_PATH").then(|| told.clone().into_os_string());
+        let found = candidates(&program, variable);
+        // The machine may have libraries of its own; and one file with two names is one copy.
+        let ours = found.iter().filter(|library| library.path.starts_with(folder.path()));
+        let ours: Vec<_> = ours.map(|library| (library.kind, library.path.clone())).collect();
+        assert_eq!(ours, [(Kind::Driver, told.join("libcuda.so")), (Kind::Runtime, packages.join("libcudart.so.12"))]);
+    }
+}
