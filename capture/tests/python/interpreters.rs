@@ -1,0 +1,109 @@
+//! The Pythons of this machine, and one of them at work: `workload.py`, stopped at places it has told of.
+
+use std::io::{BufRead as _, BufReader, Lines, Write as _};
+use std::path::{Path, PathBuf};
+use std::process::{Child, ChildStdout, Command, Stdio};
+
+use serde::{Deserialize, Serialize};
+
+/// Where the programs of these tests are.
+pub(super) const DIRECTORY: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/python");
+
+/// Every different `python3.MINOR` on the path and under pyenv. Says so if there is none.
+#[expect(clippy::print_stderr, reason = "a test that is skipped says so")]
+pub(super) fn builds_of(minor: u16) -> Vec<PathBuf> {
+    let name = format!("python3.{minor}");
+    let on_path = std::env::var_os("PATH").map(|path| std::env::split_paths(&path).collect::<Vec<_>>());
+    let mut directories = on_path.unwrap_or_default();
+    if let Ok(root) = Command::new("pyenv").arg("root").output() {
+        let versions = Path::new(String::from_utf8_lossy(&root.stdout).trim()).join("versions");
+        let installed = std::fs::read_dir(versions).into_iter().flatten().flatten();
+        directories.extend(installed.map(|version| version.path().join("bin")));
+    }
+    // What it runs, asked of itself: a pyenv shim may run any version or none.
+    let ask = "import os, sys; print(sys.version_info[1], os.path.realpath(sys.executable))";
+    let mut builds = Vec::new();
+    for candidate in directories.iter().map(|directory| directory.join(&name)).filter(|file| file.exists()) {
+        let Ok(output) = Command::new(candidate).args(["-c", ask]).output() else { continue };
+        let answer = String::from_utf8_lossy(&output.stdout).trim().to_owned();
+        if let Some(file) = answer.strip_prefix(&format!("{minor} ")).map(PathBuf::from)
+            && !builds.contains(&file)
+        {
+            builds.push(file);
+        }
+    }
+    if builds.is_empty() {
+        eprintln!("skipped: there is no {name} here");
+    }
+    builds
+}
+
+/// A frame as Python tells it: qualified name, file, line.
+pub(super) type Told = (String, String, Option<u32>);
+
+/// A thread that has stopped, and the stack it stopped with, innermost frame first.
+#[derive(Debug, Deserialize, Serialize)]
+pub(super) struct Stopped {
+    pub(super) case: String,
+    pub(super) pthread: u64,
+    pub(super) stack: Vec<Told>,
+}
+
+#[derive(Deserialize)]
+struct Cases {
+    cases: usize,
+}
+
+/// Runs `workload.py` under this relative name: given the path, Python would make it absolute, and images would name this machine.
+const RUN: &str = "exec(compile(open('workload.py').read(), 'workload.py', 'exec'))";
+
+/// `workload.py` with its threads stopped. Killed when dropped.
+pub(super) struct Workload {
+    child: Child,
+    lines: Lines<BufReader<ChildStdout>>,
+    pub(super) stopped: Vec<Stopped>,
+}
+
+impl Workload {
+    /// Starts it and waits until every thread but the first has told where it stops. It stops right after.
+    pub(super) fn start(python: &Path, arguments: &[&str]) -> Self {
+        let mut child = Command::new(python)
+            .args(["-c", RUN])
+            .args(arguments)
+            .current_dir(DIRECTORY)
+            .env("PYTHONDONTWRITEBYTECODE", "1")
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let lines = BufReader::new(child.stdout.take().unwrap()).lines();
+        let mut workload = Self { child, lines, stopped: Vec::new() };
+        let Cases { cases } = serde_json::from_str(&workload.lines.next().unwrap().unwrap()).unwrap();
+        for _ in 0..cases {
+            workload.next();
+        }
+        workload
+    }
+
+    /// Lets the first thread stop too, with the interpreter lock held: from then on no other can run.
+    pub(super) fn hold_the_lock(&mut self) {
+        self.child.stdin.take().unwrap().write_all(b"\n").unwrap();
+        self.next();
+    }
+
+    fn next(&mut self) {
+        let line = self.lines.next().unwrap().unwrap();
+        self.stopped.push(serde_json::from_str(&line).unwrap());
+    }
+
+    pub(super) fn pid(&self) -> u32 {
+        self.child.id()
+    }
+}
+
+impl Drop for Workload {
+    fn drop(&mut self) {
+        self.child.kill().unwrap();
+        self.child.wait().unwrap();
+    }
+}
