@@ -86,9 +86,9 @@ pub struct Layout {
     pub code_instructions: u16,
 
     /// `sizeof(PyASCIIObject)`: where the text of an ASCII string begins.
-    pub ascii_text: u8,
+    pub ascii_text: u16,
     /// `sizeof(PyCompactUnicodeObject)`: where the text of another string begins, or the pointer to it.
-    pub other_text: u8,
+    pub other_text: u16,
 }
 
 /// An offset of what a version doesn't have.
@@ -193,9 +193,10 @@ const PYTHON_3_13: Layout = Layout {
     ..PYTHON_3_12
 };
 
-/// Every version whose offsets are known: `offsetof` compiled with the headers of 3.9.18, 3.10.13, 3.11.7, 3.12.1 and 3.13.0
-/// (`Include/internal/pycore_runtime.h`, `pycore_interp.h`, `pycore_frame.h`, `Include/cpython/pystate.h`, `code.h`,
-/// `frameobject.h`, `unicodeobject.h`). That a build keeps to them is for the walk at attach to find out.
+/// Every version that is supported: its stacks were compared with Python's own, live. The offsets are what `offsetof` gives
+/// with the headers of 3.9.18, 3.10.13, 3.11.7, 3.12.1 and 3.13.0 (`Include/internal/pycore_runtime.h`, `pycore_interp.h`,
+/// `pycore_frame.h`, `Include/cpython/pystate.h`, `code.h`, `frameobject.h`, `unicodeobject.h`); those of 3.8 were only seen in
+/// processes. That a build keeps to them is for the walk at attach to find out.
 pub const LAYOUTS: [Layout; 6] = [PYTHON_3_8, PYTHON_3_9, PYTHON_3_10, PYTHON_3_11, PYTHON_3_12, PYTHON_3_13];
 
 /// The interpreter of one process, as user space found it: what an eBPF program looks up by process id.
@@ -213,6 +214,9 @@ pub struct Interpreter {
     /// Its version's offsets.
     pub layout: Layout,
 }
+
+// They go to and from eBPF maps as bytes, so there must be none that is not written.
+const _: () = assert!(size_of::<Interpreter>() == 20 + size_of::<Layout>() && size_of::<Layout>() == 44);
 
 /// `specific_1stblock` in glibc's `struct pthread`, x86-64: `{ uintptr_t seq; void *data }` each.
 pub const GLIBC_FIRST_SLOTS: u32 = 0x310;
@@ -537,6 +541,8 @@ pub struct CodeBody {
     /// `co_linetable`, `co_lnotab` before 3.10.
     pub line_table: Copied<LINE_TABLE_BYTES>,
 }
+
+const _: () = assert!(size_of::<CodeBody>() == 16 + 3 * 8 + FILE_BYTES + NAME_BYTES + LINE_TABLE_BYTES);
 
 impl Default for CodeBody {
     fn default() -> Self {
