@@ -86,9 +86,9 @@ pub struct Layout {
     pub code_instructions: u16,
 
     /// `sizeof(PyASCIIObject)`: where the text of an ASCII string begins.
-    pub ascii_text: u8,
+    pub ascii_text: u16,
     /// `sizeof(PyCompactUnicodeObject)`: where the text of another string begins, or the pointer to it.
-    pub other_text: u8,
+    pub other_text: u16,
 }
 
 /// An offset of what a version doesn't have.
@@ -193,9 +193,10 @@ const PYTHON_3_13: Layout = Layout {
     ..PYTHON_3_12
 };
 
-/// Every version whose offsets are known: `offsetof` compiled with the headers of 3.9.18, 3.10.13, 3.11.7, 3.12.1 and 3.13.0
-/// (`Include/internal/pycore_runtime.h`, `pycore_interp.h`, `pycore_frame.h`, `Include/cpython/pystate.h`, `code.h`,
-/// `frameobject.h`, `unicodeobject.h`). That a build keeps to them is for the walk at attach to find out.
+/// Every version that is supported: its stacks were compared with Python's own, live. The offsets are what `offsetof` gives
+/// with the headers of 3.9.18, 3.10.13, 3.11.7, 3.12.1 and 3.13.0 (`Include/internal/pycore_runtime.h`, `pycore_interp.h`,
+/// `pycore_frame.h`, `Include/cpython/pystate.h`, `code.h`, `frameobject.h`, `unicodeobject.h`); those of 3.8 were only seen in
+/// processes. That a build keeps to them is for the walk at attach to find out.
 pub const LAYOUTS: [Layout; 6] = [PYTHON_3_8, PYTHON_3_9, PYTHON_3_10, PYTHON_3_11, PYTHON_3_12, PYTHON_3_13];
 
 /// The interpreter of one process, as user space found it: what an eBPF program looks up by process id.
@@ -213,6 +214,9 @@ pub struct Interpreter {
     /// Its version's offsets.
     pub layout: Layout,
 }
+
+// They go to and from eBPF maps as bytes, so there must be none that is not written.
+const _: () = assert!(size_of::<Interpreter>() == 20 + size_of::<Layout>() && size_of::<Layout>() == 44);
 
 /// `specific_1stblock` in glibc's `struct pthread`, x86-64: `{ uintptr_t seq; void *data }` each.
 pub const GLIBC_FIRST_SLOTS: u32 = 0x310;
@@ -391,14 +395,13 @@ impl Walk {
     /// Takes a step and keeps the frame it finds. To be called until it gives [`Step::End`], [`MAX_STEPS`] times at most.
     #[inline(always)]
     pub fn advance<M: Memory>(&mut self, memory: &M, layout: &Layout) -> Step {
-        if self.count >= MAX_FRAMES as u32 {
-            // A stack of exactly as many frames is whole.
-            let end = if self.cursor.frame == 0 { End::Outermost } else { End::Cut };
-            self.end = end as u32;
-            return Step::End(end);
-        }
         let step = step(memory, layout, &mut self.cursor);
         match step {
+            // Only another frame cuts the stack: what is left may be the outermost shim, or nothing.
+            Step::Frame(_) if self.count >= MAX_FRAMES as u32 => {
+                self.end = End::Cut as u32;
+                return Step::End(End::Cut);
+            }
             Step::Frame(frame) => {
                 self.frames[self.count as usize % MAX_FRAMES] = frame;
                 self.count = self.count.wrapping_add(1);
@@ -539,6 +542,8 @@ pub struct CodeBody {
     pub line_table: Copied<LINE_TABLE_BYTES>,
 }
 
+const _: () = assert!(size_of::<CodeBody>() == 16 + 3 * 8 + FILE_BYTES + NAME_BYTES + LINE_TABLE_BYTES);
+
 impl Default for CodeBody {
     fn default() -> Self {
         Self {
@@ -583,4 +588,156 @@ pub fn copy_code<M: Memory>(memory: &M, layout: &Layout, code: u64, into: &mut C
         into.line_table.fill(memory, part);
     }
     true
+}
+
+#[cfg(test)]
+mod tests {
+    extern crate std;
+
+    use std::collections::BTreeMap;
+    use std::vec::Vec;
+
+    use super::*;
+
+    /// Words at made-up addresses; everything between them is zero, up to a limit.
+    struct Made(BTreeMap<u64, u64>);
+
+    const LIMIT: u64 = 1 << 20;
+
+    impl Made {
+        fn of(words: &[(u64, u64)]) -> Self {
+            Self(words.iter().copied().collect())
+        }
+    }
+
+    impl Memory for Made {
+        fn read(&self, address: u64, into: &mut [u8]) -> bool {
+            for (offset, byte) in into.iter_mut().enumerate() {
+                let at = address.wrapping_add(offset as u64);
+                if at >= LIMIT {
+                    return false;
+                }
+                let word = self.0.get(&(at & !7)).copied().unwrap_or(0);
+                *byte = word.to_le_bytes()[(at % 8) as usize];
+            }
+            true
+        }
+    }
+
+    fn interpreter(tss_key: u32) -> Interpreter {
+        Interpreter {
+            runtime: 0,
+            tss_key,
+            first_slots: GLIBC_FIRST_SLOTS,
+            slot_tables: GLIBC_SLOT_TABLES,
+            layout: PYTHON_3_12,
+        }
+    }
+
+    /// A frame of 3.12 at this address.
+    fn frame(address: u64, code: u64, previous: u64, unit: u64, owner: u64) -> [(u64, u64); 4] {
+        let instruction = code + PYTHON_3_12.code_instructions as u64 + 2 * unit;
+        [(address, code), (address + 8, previous), (address + 56, instruction), (address + 64, owner << 48)]
+    }
+
+    fn walk(memory: &Made, first: u64) -> (Vec<RawFrame>, u32) {
+        let mut walk = Walk::default();
+        walk.begin(first);
+        let mut steps = 0;
+        while steps < MAX_STEPS && !matches!(walk.advance(memory, &PYTHON_3_12), Step::End(_)) {
+            steps += 1;
+        }
+        (walk.frames[..walk.count as usize].to_vec(), walk.end)
+    }
+
+    #[test]
+    fn the_thread_state_is_in_the_slot_of_its_key() {
+        let thread = 0x1000;
+        let memory = Made::of(&[
+            (thread + 0x310 + 5 * 16 + 8, 0xaaa0),
+            (thread + 0x510 + 3 * 8, 0x8000),
+            (0x8000 + 4 * 16 + 8, 0xbbb0),
+            (thread + 0x510 + 4 * 8, LIMIT),
+        ]);
+        assert_eq!(thread_state(&memory, &interpreter(5), thread), Some(0xaaa0));
+        assert_eq!(thread_state(&memory, &interpreter(3 * 32 + 4), thread), Some(0xbbb0));
+        // A thread that never ran Python, in a slot and in a table that it doesn't have.
+        assert_eq!(thread_state(&memory, &interpreter(6), thread), Some(0));
+        assert_eq!(thread_state(&memory, &interpreter(2 * 32), thread), Some(0));
+        // A table that can't be read, and no key.
+        assert_eq!(thread_state(&memory, &interpreter(4 * 32), thread), None);
+        assert_eq!(thread_state(&memory, &interpreter(32 * 32), thread), None);
+    }
+
+    #[test]
+    fn shims_are_skipped_and_generators_told() {
+        let frames = [
+            frame(0x100, 0x9000, 0x200, 7, 1),
+            frame(0x200, 0x9100, 0x300, 0, 3),
+            frame(0x300, 0x9200, 0x400, 9, 0),
+            frame(0x400, 0x9300, 0, 0, 4),
+        ];
+        let (found, end) = walk(&Made::of(frames.as_flattened()), 0x100);
+        let expected = [
+            RawFrame { code: 0x9000, instruction: 14, generator: 1 },
+            RawFrame { code: 0x9200, instruction: 18, generator: 0 },
+        ];
+        assert_eq!((found.as_slice(), end), (expected.as_slice(), End::Outermost as u32));
+    }
+
+    #[test]
+    fn a_chain_that_bites_its_tail_is_cut() {
+        let (found, end) = walk(&Made::of(&frame(0x100, 0x9000, 0x100, 0, 0)), 0x100);
+        assert_eq!((found.len(), end), (MAX_FRAMES, End::Cut as u32));
+        let (found, end) = walk(&Made::of(&frame(0x100, 0x9000, 0x100, 0, 3)), 0x100);
+        assert_eq!((found.len(), end), (0, End::Cut as u32));
+    }
+
+    #[test]
+    fn a_stack_as_deep_as_is_kept_is_whole_and_one_deeper_is_cut() {
+        for (depth, expected) in [(256, End::Outermost), (257, End::Cut)] {
+            let last = 0x100 * depth;
+            // The outermost frame has a shim behind it.
+            let frames: Vec<_> = (1..=depth)
+                .map(|at| frame(0x100 * at, 0x9000, 0x100 * (at + 1), at, 0))
+                .chain([frame(last + 0x100, 0x9000, 0, 0, 3)])
+                .collect();
+            let (found, end) = walk(&Made::of(frames.as_flattened()), 0x100);
+            assert_eq!((found.len(), end), (256, expected as u32), "{depth} frames");
+        }
+    }
+
+    #[test]
+    fn a_stack_ends_where_memory_does() {
+        let (found, end) = walk(&Made::of(&frame(0x100, 0x9000, LIMIT, 0, 0)), 0x100);
+        assert_eq!((found.len(), end), (1, End::Unreadable as u32));
+        // A frame without a code object is none.
+        let (found, end) = walk(&Made::of(&frame(0x100, 0x9000, 0x200, 0, 0)), 0x100);
+        assert_eq!((found.len(), end), (1, End::Unreadable as u32));
+        assert_eq!(walk(&Made::of(&[]), 0), (Vec::new(), End::Outermost as u32));
+    }
+
+    #[test]
+    fn what_does_not_fit_says_how_long_it_is() {
+        let (code, file, name) = (0x1000, 0x2000, 0x8000);
+        let ascii = 1 << 2 | 1 << 5 | 1 << 6;
+        let memory = Made::of(&[
+            (code + 112, file),
+            (file + 16, 2000),
+            (file + 32, ascii),
+            (code + 128, name),
+            (name + 16, 3),
+            // Four bytes a character, compact, not ASCII.
+            (name + 32, 4 << 2 | 1 << 5),
+            (name + 56, 0x0001_f40d),
+            (code + 136, LIMIT),
+        ]);
+        let mut body = CodeBody::default();
+        assert!(copy_code(&memory, &PYTHON_3_12, code, &mut body));
+        assert_eq!((body.file.length, body.file.width, body.file.whole()), (2000, 1, None));
+        assert_eq!((body.name.length, body.name.width), (12, 4));
+        assert_eq!(body.name.whole().map(|bytes| &bytes[..4]), Some(&0x0001_f40d_u32.to_ne_bytes()[..]));
+        assert_eq!((body.line_table.width, body.line_table.whole()), (0, None));
+        assert!(!copy_code(&memory, &PYTHON_3_12, LIMIT, &mut body));
+    }
 }

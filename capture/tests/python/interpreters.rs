@@ -1,9 +1,8 @@
 //! The Pythons of this machine, and one of them at work: `workload.py`, stopped at places it has told of.
 
-use std::collections::BTreeMap;
-use std::io::{BufRead as _, BufReader, Write as _};
+use std::io::{BufRead as _, BufReader, Lines, Write as _};
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, ChildStdout, Command, Stdio};
 
 use serde::{Deserialize, Serialize};
 
@@ -11,6 +10,7 @@ use serde::{Deserialize, Serialize};
 pub(super) const DIRECTORY: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/python");
 
 /// Every different `python3.MINOR` on the path and under pyenv. Says so if there is none.
+#[expect(clippy::print_stderr, reason = "a test that is skipped says so")]
 pub(super) fn builds_of(minor: u16) -> Vec<PathBuf> {
     let name = format!("python3.{minor}");
     let on_path = std::env::var_os("PATH").map(|path| std::env::split_paths(&path).collect::<Vec<_>>());
@@ -54,16 +54,21 @@ struct Cases {
     cases: usize,
 }
 
-/// `workload.py` with all of its threads stopped. Killed when dropped.
+/// Runs `workload.py` under this relative name: given the path, Python would make it absolute, and images would name this machine.
+const RUN: &str = "exec(compile(open('workload.py').read(), 'workload.py', 'exec'))";
+
+/// `workload.py` with its threads stopped. Killed when dropped.
 pub(super) struct Workload {
     child: Child,
-    pub(super) stopped: BTreeMap<String, Stopped>,
+    lines: Lines<BufReader<ChildStdout>>,
+    pub(super) stopped: Vec<Stopped>,
 }
 
 impl Workload {
+    /// Starts it and waits until every thread but the first has told where it stops. It stops right after.
     pub(super) fn start(python: &Path, arguments: &[&str]) -> Self {
         let mut child = Command::new(python)
-            .arg("workload.py")
+            .args(["-c", RUN])
             .args(arguments)
             .current_dir(DIRECTORY)
             .env("PYTHONDONTWRITEBYTECODE", "1")
@@ -71,15 +76,24 @@ impl Workload {
             .stdout(Stdio::piped())
             .spawn()
             .unwrap();
-        let mut lines = BufReader::new(child.stdout.take().unwrap()).lines().map(Result::unwrap);
-        let Cases { cases } = serde_json::from_str(&lines.next().unwrap()).unwrap();
-        let mut told: Vec<Stopped> =
-            lines.by_ref().take(cases - 1).map(|line| serde_json::from_str(&line).unwrap()).collect();
-        child.stdin.take().unwrap().write_all(b"\n").unwrap();
-        told.extend(lines.take(1).map(|line| serde_json::from_str::<Stopped>(&line).unwrap()));
-        assert_eq!(told.len(), cases, "a thread of the workload failed");
-        let stopped = told.into_iter().map(|stopped| (stopped.case.clone(), stopped)).collect();
-        Self { child, stopped }
+        let lines = BufReader::new(child.stdout.take().unwrap()).lines();
+        let mut workload = Self { child, lines, stopped: Vec::new() };
+        let Cases { cases } = serde_json::from_str(&workload.lines.next().unwrap().unwrap()).unwrap();
+        for _ in 0..cases {
+            workload.next();
+        }
+        workload
+    }
+
+    /// Lets the first thread stop too, with the interpreter lock held: from then on no other can run.
+    pub(super) fn hold_the_lock(&mut self) {
+        self.child.stdin.take().unwrap().write_all(b"\n").unwrap();
+        self.next();
+    }
+
+    fn next(&mut self) {
+        let line = self.lines.next().unwrap().unwrap();
+        self.stopped.push(serde_json::from_str(&line).unwrap());
     }
 
     pub(super) fn pid(&self) -> u32 {

@@ -7,7 +7,7 @@ use ktape_capture::python::frames::{Codes, Named, walk};
 use ktape_capture::python::memory::ProcessMemory;
 use ktape_ebpf::python::{End, Interpreter, MAX_FRAMES, Memory, thread_state};
 
-use super::interpreters::{Told, Workload, builds_of};
+use super::interpreters::{Stopped, Told, Workload, builds_of};
 
 /// The stack of the thread with this thread pointer, and how the walk ended: all the way that a recorded one goes.
 pub(super) fn stack<M: Memory>(memory: &M, interpreter: &Interpreter, thread_pointer: u64) -> (Vec<Told>, u32) {
@@ -32,24 +32,33 @@ pub(super) fn kept(told: &[Told]) -> (Vec<Told>, u32) {
     (told.iter().take(MAX_FRAMES).cloned().collect(), end as u32)
 }
 
+/// Waits until the thread has the stack that it told: between telling and stopping it is still elsewhere.
+pub(super) fn assert_stopped<M: Memory>(memory: &M, interpreter: &Interpreter, stopped: &Stopped) {
+    let expected = kept(&stopped.stack);
+    let begun = Instant::now();
+    let mut found = stack(memory, interpreter, stopped.pthread);
+    while found != expected && begun.elapsed() < Duration::from_secs(10) {
+        std::thread::sleep(Duration::from_millis(5));
+        found = stack(memory, interpreter, stopped.pthread);
+    }
+    assert_eq!(found, expected, "{} in 3.{}", stopped.case, interpreter.layout.version & 0xff);
+}
+
 fn every_stack_is_what_python_says(minor: u16) {
     for python in builds_of(minor) {
-        let workload = Workload::start(&python, &["all"]);
-        let found = find(workload.pid()).unwrap();
-        assert_eq!(found.interpreter.layout.version, 0x0300 | minor);
+        let mut workload = Workload::start(&python, &["all"]);
+        let interpreter = find(workload.pid()).unwrap().interpreter;
+        assert_eq!(interpreter.layout.version, 0x0300 | minor);
         let memory = ProcessMemory::open(workload.pid()).unwrap();
-        let known: Vec<u64> = threads(&memory, &found.interpreter).iter().map(|thread| thread.pthread).collect();
-        for (case, stopped) in &workload.stopped {
-            assert!(known.contains(&stopped.pthread), "{case} is not in the list of threads");
-            let expected = kept(&stopped.stack);
-            // It told before it stopped: until it has, its stack may be another.
-            let begun = Instant::now();
-            let mut found_stack = stack(&memory, &found.interpreter, stopped.pthread);
-            while found_stack != expected && begun.elapsed() < Duration::from_secs(10) {
-                std::thread::sleep(Duration::from_millis(5));
-                found_stack = stack(&memory, &found.interpreter, stopped.pthread);
-            }
-            assert_eq!(found_stack, expected, "{case} in {}", python.display());
+        for stopped in &workload.stopped {
+            assert_stopped(&memory, &interpreter, stopped);
+        }
+        workload.hold_the_lock();
+        assert_stopped(&memory, &interpreter, workload.stopped.last().unwrap());
+        let listed = threads(&memory, &interpreter);
+        for stopped in &workload.stopped {
+            assert!(listed.iter().any(|thread| thread.pthread == stopped.pthread), "{} is not listed", stopped.case);
+            assert_eq!(stack(&memory, &interpreter, stopped.pthread), kept(&stopped.stack), "{}", stopped.case);
         }
     }
 }

@@ -1,7 +1,7 @@
 """Threads that each stop at a known place, and say beforehand what stack they stop with.
 
-The stack is told on the very line that then stops, so every line of it still holds. With the argument `all` there are cases
-that need the standard library's frames too; without it, every file name is this one's or made up here.
+The stack is told on the very line that then stops, so every line of it still holds. With the argument `all` there are large
+cases too, and some with frames of the standard library; without it, every file name is this one's or made up here.
 """
 
 import _thread
@@ -9,7 +9,6 @@ import ctypes
 import json
 import os
 import sys
-import time
 import traceback
 
 FILE = "workload.py"
@@ -17,7 +16,8 @@ RELEASED = ctypes.CDLL(None)
 HELD = ctypes.PyDLL(None)
 CASES = {}
 NAMES = {}
-MANY = sys.version_info >= (3, 11)
+HAS_QUALNAMES = sys.version_info >= (3, 11)
+ALL = "all" in sys.argv
 
 
 def tell(frame):
@@ -155,7 +155,7 @@ def down(depth):
 
 
 # With `down`'s last call, the case's own frame and `run`: 256 frames, 257, and many more.
-@case
+@only_if(ALL)
 def as_deep_as_is_kept():
     down(253)
 
@@ -165,7 +165,7 @@ def one_too_deep():
     down(254)
 
 
-@case
+@only_if(ALL)
 def far_too_deep():
     down(500)
 
@@ -247,12 +247,12 @@ def a_path_of_4000_characters():
         exec(compile("tell(sys._getframe()); RELEASED.pause()", path, "exec"), globals())
 
 
-@case
+@only_if(ALL)
 def a_wide_path_of_4000_characters():
     exec(compile("tell(sys._getframe()); RELEASED.pause()", "🐍" * 4000, "exec"), globals())
 
 
-@only_if(MANY)
+@only_if(HAS_QUALNAMES)
 def names_that_compilers_do_not_make():
     def emoji():
         tell(sys._getframe()); RELEASED.pause()
@@ -261,7 +261,7 @@ def names_that_compilers_do_not_make():
     emoji()
 
 
-@only_if(MANY)
+@only_if(HAS_QUALNAMES)
 def code_without_lines():
     def nowhere():
         tell(sys._getframe()); RELEASED.pause()
@@ -272,7 +272,7 @@ def code_without_lines():
     nowhere()
 
 
-@case
+@only_if(ALL)
 def thousands_of_lines():
     source = "value = 1\n" * 5000 + "tell(sys._getframe()); RELEASED.pause()"
     exec(compile(source, FILE, "exec"), globals())
@@ -336,13 +336,11 @@ def run(name, function):
 
 
 def main():
-    if "all" in sys.argv:
+    if ALL:
         cases_of_the_standard_library()
-    os.write(1, json.dumps({"cases": len(CASES) + 1}).encode() + b"\n")
+    os.write(1, json.dumps({"cases": len(CASES)}).encode() + b"\n")
     for name, function in CASES.items():
         _thread.start_new_thread(run, (name, function))
-    while len(NAMES) < len(CASES):
-        time.sleep(0.01)
     # Once this thread holds the lock for good, no other can get to where it stops.
     sys.stdin.readline()
     NAMES[_thread.get_ident()] = "lock_held"
