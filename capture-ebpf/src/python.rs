@@ -206,6 +206,7 @@ pub struct Interpreter {
     /// The address of `_PyRuntime`.
     pub runtime: u64,
     /// The pthread key of the thread state, read out of `autoTSSkey` once: it stays for the life of the interpreter.
+    /// [`KEY_UNREAD`] for one that has not begun yet: it is then read each time.
     pub tss_key: u32,
     /// From the thread pointer to the slots of the first 32 keys.
     pub first_slots: u32,
@@ -223,6 +224,9 @@ pub const GLIBC_FIRST_SLOTS: u32 = 0x310;
 /// `specific` in the same.
 pub const GLIBC_SLOT_TABLES: u32 = 0x510;
 
+/// The key of an interpreter that has not begun yet.
+pub const KEY_UNREAD: u32 = u32::MAX;
+
 /// Keys in one block of slots, `PTHREAD_KEY_2NDLEVEL_SIZE`.
 const SLOTS: u32 = 32;
 /// Blocks, `PTHREAD_KEY_1STLEVEL_SIZE`.
@@ -232,7 +236,15 @@ const SLOT_TABLES: u32 = 32;
 /// `None` if memory on the way can't be read.
 #[inline(always)]
 pub fn thread_state<M: Memory>(memory: &M, interpreter: &Interpreter, thread_pointer: u64) -> Option<u64> {
-    let key = interpreter.tss_key;
+    let mut key = interpreter.tss_key;
+    if key == KEY_UNREAD {
+        let place = interpreter.runtime.wrapping_add(interpreter.layout.tss_key as u64);
+        let read = memory.word(place)?;
+        if read as u32 == 0 {
+            return Some(0);
+        }
+        key = (read >> 32) as u32;
+    }
     let slots = if key < SLOTS {
         thread_pointer.wrapping_add(interpreter.first_slots as u64)
     } else if key < SLOTS * SLOT_TABLES {

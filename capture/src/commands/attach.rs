@@ -30,11 +30,15 @@ pub(super) fn run(args: &Args) -> Result<Outcome> {
     let name = Process::of(args.pids[0])?.name;
     let output = args.recording.output(&name, args.pids[0]);
     let stop = recording::stop_on_signals()?;
-    let mut session =
-        Session::begin(Options { output, follow: false, launch_durations: args.recording.launch_durations })?;
+    let mut session = Session::begin(Options {
+        output: output.clone(),
+        follow: false,
+        launch_durations: args.recording.launch_durations,
+    })?;
     for &pid in &args.pids {
         session.add_process(pid)?;
     }
+    recording::announce(&args.recording, &name, &output);
     session.run(&stop, recording::show_progress(args.recording.quiet))?;
     let summary = session.end()?;
     recording::report(&summary, &args.recording)?;

@@ -47,6 +47,14 @@ pub(super) fn stop_on_signals() -> io::Result<Arc<AtomicBool>> {
     Ok(stop)
 }
 
+/// Says that a recording has begun: whoever waits for that reads it.
+pub(super) fn announce(recording: &Recording, what: &str, output: &std::path::Path) {
+    if !recording.quiet {
+        // A closed stderr leaves nobody to tell.
+        let _ = writeln!(io::stderr(), "recording {what} onto {}; Ctrl-C ends it", output.display());
+    }
+}
+
 /// Draws how a recording stands, where there is a terminal.
 pub(super) fn show_progress(quiet: bool) -> impl FnMut(Progress) {
     let draws = !quiet && io::stderr().is_terminal();

@@ -5,6 +5,7 @@ use std::mem::size_of;
 use aya::maps::{Array, HashMap, MapData, PerCpuArray, RingBuf};
 use aya::programs::RawTracePoint;
 use aya::{Ebpf, EbpfLoader, Pod};
+use ktape_ebpf::python::Interpreter;
 use ktape_ebpf::wire::{Counters, Plan, Target};
 
 use super::btf::{Btf, BtfError};
@@ -116,6 +117,16 @@ impl Kernel {
     /// Records a process from now on, or says more of one that is recorded.
     pub fn set_target(&mut self, pid: u32, target: Target) -> Result<(), KernelError> {
         Ok(self.targets.insert(pid, Wire(target), 0)?)
+    }
+
+    /// Has the stacks of a process walked, or no longer. One that is not recorded any more stays so.
+    pub fn set_interpreter(&mut self, pid: u32, interpreter: Option<Interpreter>) -> Result<(), KernelError> {
+        if let Some(mut target) = self.target(pid) {
+            target.has_interpreter = interpreter.is_some().into();
+            target.interpreter = interpreter.unwrap_or_default();
+            self.set_target(pid, target)?;
+        }
+        Ok(())
     }
 
     /// What the programs know of a process.

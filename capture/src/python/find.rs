@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use ktape_ebpf::python::{
-    ABSENT, End, GLIBC_FIRST_SLOTS, GLIBC_SLOT_TABLES, Interpreter, LAYOUTS, Layout, Memory, thread_state,
+    ABSENT, End, GLIBC_FIRST_SLOTS, GLIBC_SLOT_TABLES, Interpreter, KEY_UNREAD, LAYOUTS, Layout, Memory, thread_state,
 };
 use object::{Object as _, ObjectSegment as _, ObjectSymbol as _, ReadCache};
 use rustc_hash::FxHashSet;
@@ -73,11 +73,26 @@ pub struct Thread {
 const TRIES: u32 = 50;
 const BETWEEN_TRIES: Duration = Duration::from_millis(2);
 
-/// Finds the interpreter of a process and tries its layout.
+/// Finds the interpreter of a process and tries its layout, several times.
 pub fn find(pid: u32) -> Result<Python, Refusal> {
+    let mut python = locate(pid)?;
+    let mut tries = 1;
+    loop {
+        match prove(pid, &mut python.interpreter) {
+            Ok(()) => return Ok(python),
+            Err(Refusal::SelfTest { .. }) if tries < TRIES => tries += 1,
+            Err(refusal) => return Err(refusal),
+        }
+        std::thread::sleep(BETWEEN_TRIES);
+    }
+}
+
+/// Finds the interpreter of a process. Nothing is known yet of whether its memory is laid out as the version says; that is
+/// for [`prove`], which a process that has just begun can't pass.
+pub fn locate(pid: u32) -> Result<Python, Refusal> {
     let mut refusal = Refusal::NoPython;
     for file in candidates(pid)? {
-        match check(pid, &file) {
+        match locate_in(pid, &file) {
             Ok(interpreter) => return Ok(Python { interpreter, file: file.path }),
             Err(Refusal::NoPython) => {}
             Err(other) => refusal = other,
@@ -86,7 +101,16 @@ pub fn find(pid: u32) -> Result<Python, Refusal> {
     Err(refusal)
 }
 
-fn check(pid: u32, file: &MappedFile) -> Result<Interpreter, Refusal> {
+/// Tries an interpreter's layout once, and reads the key of its thread states.
+pub fn prove(pid: u32, interpreter: &mut Interpreter) -> Result<(), Refusal> {
+    let memory = ProcessMemory::open(pid)?;
+    let place = interpreter.runtime.wrapping_add(interpreter.layout.tss_key.into());
+    let key = memory.word(place).filter(|key| *key as u32 != 0).ok_or(Refusal::NotBegun)?;
+    interpreter.tss_key = (key >> 32) as u32;
+    self_test(&memory, interpreter).map_err(|fault| Refusal::SelfTest { version: interpreter.layout.version, fault })
+}
+
+fn locate_in(pid: u32, file: &MappedFile) -> Result<Interpreter, Refusal> {
     let Some(symbols) = Symbols::read(pid, file)? else {
         return Err(Refusal::NoPython);
     };
@@ -101,36 +125,18 @@ fn check(pid: u32, file: &MappedFile) -> Result<Interpreter, Refusal> {
     if version >= 0x030d && is_free_threaded(&memory, symbols.runtime) {
         return Err(Refusal::FreeThreaded);
     }
-    let interpreter = interpreter(&memory, layout, symbols.runtime)?;
-    let mut tries = 1;
-    while let Err(fault) = self_test(&memory, &interpreter) {
-        if tries == TRIES {
-            return Err(Refusal::SelfTest { version, fault });
-        }
-        tries += 1;
-        std::thread::sleep(BETWEEN_TRIES);
-    }
-    Ok(interpreter)
+    Ok(Interpreter {
+        runtime: symbols.runtime,
+        tss_key: KEY_UNREAD,
+        first_slots: GLIBC_FIRST_SLOTS,
+        slot_tables: GLIBC_SLOT_TABLES,
+        layout,
+    })
 }
 
 /// `_Py_DebugOffsets.free_threaded`, which `_PyRuntime` begins with from 3.13 on, after a cookie and a version.
 fn is_free_threaded<M: Memory>(memory: &M, runtime: u64) -> bool {
     memory.word(runtime) == Some(u64::from_ne_bytes(*b"xdebugpy")) && memory.word(runtime + 16) != Some(0)
-}
-
-/// The interpreter whose `_PyRuntime` is here, not yet tested.
-fn interpreter<M: Memory>(memory: &M, layout: Layout, runtime: u64) -> Result<Interpreter, Refusal> {
-    let key = memory.word(runtime.wrapping_add(layout.tss_key.into())).ok_or(Refusal::NotBegun)?;
-    if key as u32 == 0 {
-        return Err(Refusal::NotBegun);
-    }
-    Ok(Interpreter {
-        runtime,
-        tss_key: (key >> 32) as u32,
-        first_slots: GLIBC_FIRST_SLOTS,
-        slot_tables: GLIBC_SLOT_TABLES,
-        layout,
-    })
 }
 
 /// Walks every thread, and says what doesn't come out as it must.

@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result};
 use aya::maps::{MapData, RingBuf};
+use ktape_ebpf::python::Interpreter;
 use ktape_ebpf::wire::{Counters, Target};
 use ktape_format::event::{self, ClockPair, clock_kind, lifecycle_kind};
 use ktape_format::header::ClockKind;
@@ -24,11 +25,11 @@ use super::losses::Losses;
 use super::summary::Summary;
 use crate::collect::outside::{Identity, Notice, Outside};
 use crate::kernel::links::{Link, Program};
-use crate::kernel::programs::Kernel;
+use crate::kernel::programs::{Kernel, KernelError};
 use crate::probes;
 use crate::probes::functions::{self, Probed};
 use crate::probes::library::Library;
-use crate::python::find::{self, Python, Refusal};
+use crate::python::find::{self, Refusal};
 use crate::target;
 use crate::target::libraries::{self, FileId, LibraryFile};
 use crate::target::process::Process;
@@ -37,6 +38,8 @@ use crate::target::process::Process;
 const TICK: Duration = Duration::from_millis(20);
 /// How often processes are looked at again: for libraries and interpreters that came without a word.
 const LOOK_AGAIN: Duration = Duration::from_millis(500);
+/// How long an interpreter has for its layout to be proven: one that imports has its stacks in motion.
+const PROVEN_WITHIN: Duration = Duration::from_secs(10);
 /// How often losses are told.
 const TELL_LOSSES: Duration = Duration::from_secs(1);
 /// How often the clocks are read together.
@@ -83,7 +86,19 @@ pub struct Session {
 struct Recorded {
     /// Readable when it is gone.
     pidfd: Option<OwnedFd>,
-    has_interpreter: bool,
+    python: Python,
+}
+
+/// What is known of a process's interpreter.
+enum Python {
+    /// None was found yet.
+    Unknown,
+    /// It is walked, and since when its layout is to be proven.
+    Unproven(Interpreter, Instant),
+    /// It is walked.
+    Proven,
+    /// It is not walked, and why was told.
+    Refused,
 }
 
 /// How a recording stands, for a line on a terminal.
@@ -285,6 +300,8 @@ impl Session {
                 self.look_at(child);
             }
             Notice::Executed { pid } => {
+                // What was told to the programs meanwhile was of the program before.
+                self.kernel.set_interpreter(pid, None)?;
                 self.begin_known(pid)?;
                 self.look_at(pid);
             }
@@ -317,11 +334,12 @@ impl Session {
         );
         self.collector.begin_process(&identity, &mut self.tape)?;
         let target = self.kernel.target(pid);
-        let has_interpreter = target.is_some_and(|target| target.has_interpreter != 0);
-        if let Some(target) = target.filter(|_| has_interpreter) {
-            self.collector.set_layout(pid, target.interpreter.layout);
+        let inherited = target.filter(|target| target.has_interpreter != 0).map(|target| target.interpreter);
+        if let Some(interpreter) = inherited {
+            self.collector.set_layout(pid, interpreter.layout);
         }
-        if self.processes.insert(pid, Recorded { pidfd, has_interpreter }).is_none() {
+        let python = inherited.map_or(Python::Unknown, |interpreter| Python::Unproven(interpreter, Instant::now()));
+        if self.processes.insert(pid, Recorded { pidfd, python }).is_none() {
             self.recorded += 1;
         }
         Ok(())
@@ -340,24 +358,53 @@ impl Session {
             Err(target::Error::NoSuchProcess(_)) => {}
             Err(error) => self.trouble(error.to_string()),
         }
-        let Some(recorded) = self.processes.get_mut(&pid) else { return };
-        if recorded.has_interpreter {
-            return;
+        if let Err(error) = self.look_for_python(pid) {
+            self.trouble(error.to_string());
         }
-        match find::find(pid) {
-            Ok(Python { interpreter, .. }) => {
-                let Some(mut target) = self.kernel.target(pid) else { return };
-                target.interpreter = interpreter;
-                target.has_interpreter = 1;
-                self.collector.set_layout(pid, interpreter.layout);
-                match self.kernel.set_target(pid, target) {
-                    Ok(()) => recorded.has_interpreter = true,
-                    Err(error) => self.trouble(error.to_string()),
+    }
+
+    /// Finds a process's interpreter, and has its stacks walked from then on. That can't wait for the proof that its memory is
+    /// as its version says, as one that has just begun has nothing to prove it by; where the proof fails, there are no stacks.
+    fn look_for_python(&mut self, pid: u32) -> Result<(), KernelError> {
+        let Some(recorded) = self.processes.get_mut(&pid) else { return Ok(()) };
+        let mut interpreter = match &recorded.python {
+            Python::Proven | Python::Refused => return Ok(()),
+            Python::Unproven(interpreter, _) => *interpreter,
+            Python::Unknown => {
+                let located = match find::locate(pid) {
+                    Ok(located) => located,
+                    Err(Refusal::NoPython | Refusal::Io(_)) => return Ok(()),
+                    Err(refusal) => {
+                        recorded.python = Python::Refused;
+                        self.trouble(format!("process {pid}: no Python stacks: {refusal}"));
+                        return Ok(());
+                    }
+                };
+                recorded.python = Python::Unproven(located.interpreter, Instant::now());
+                self.collector.set_layout(pid, located.interpreter.layout);
+                self.kernel.set_interpreter(pid, Some(located.interpreter))?;
+                located.interpreter
+            }
+        };
+        let proof = find::prove(pid, &mut interpreter);
+        let Some(recorded) = self.processes.get_mut(&pid) else { return Ok(()) };
+        match proof {
+            Ok(()) => {
+                recorded.python = Python::Proven;
+                self.kernel.set_interpreter(pid, Some(interpreter))?;
+            }
+            Err(refusal @ Refusal::SelfTest { .. }) => {
+                if let Python::Unproven(_, since) = recorded.python
+                    && since.elapsed() > PROVEN_WITHIN
+                {
+                    recorded.python = Python::Refused;
+                    self.kernel.set_interpreter(pid, None)?;
+                    self.trouble(format!("process {pid}: no Python stacks: {refusal}"));
                 }
             }
-            Err(Refusal::NoPython | Refusal::NotBegun) => {}
-            Err(error) => self.trouble(format!("process {pid}: no Python stacks: {error}")),
+            Err(_) => {}
         }
+        Ok(())
     }
 
     /// Sets probes in a library.

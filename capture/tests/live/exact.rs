@@ -298,6 +298,23 @@ impl Names<'_> {
     }
 }
 
+/// Of the driver's record what lies between the first and the last call of each thread on the tape.
+pub(crate) fn between(mut truth: Threads, tape: &Threads) -> Threads {
+    truth.retain(|thread, _| tape.contains_key(thread));
+    for (thread, calls) in &mut truth {
+        let found = &tape[thread];
+        let (Some(first), Some(last)) = (found.first(), found.last()) else { continue };
+        // The probe is hit before the driver looks at its clock.
+        calls.retain(|call| call.start_ns >= first.start_ns);
+        let count = found.len();
+        let after_last = calls.get(count.wrapping_sub(1)).is_some_and(|call| call.start_ns >= last.start_ns);
+        if after_last {
+            calls.truncate(count);
+        }
+    }
+    truth
+}
+
 /// What differs: nothing, if the tape is exact.
 pub(crate) fn differences(truth: &Threads, tape: &Threads) -> String {
     const MOST: usize = 12;

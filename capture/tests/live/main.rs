@@ -7,7 +7,10 @@ mod exact;
 mod processes;
 
 use exact::Compared;
-use processes::{Scene, pythons};
+use processes::{Scene, Target, pythons};
+
+/// Everything that can be compared without a return probe at each launch.
+const EXACT: Compared = Compared { launch_durations: false, stacks: true };
 
 #[test]
 fn run_records_every_call_as_the_driver_has_it() {
@@ -17,6 +20,100 @@ fn run_records_every_call_as_the_driver_has_it() {
         run.args([python.as_str(), "-c", processes::LAUNCHES, "1000"]);
         let output = run.output().expect("capture starts");
         assert!(output.status.success(), "{python}: {output:?}");
-        scene.compare("run.ktape", Compared { launch_durations: false, stacks: true });
+        scene.compare("run.ktape", EXACT);
+    }
+}
+
+#[test]
+fn launches_have_durations_and_results_on_request() {
+    let Some(scene) = Scene::new("launch durations") else { return };
+    for python in pythons() {
+        let mut run = scene.capture(&["run", "--launch-durations", "-o", &scene.path("run.ktape"), "--"]);
+        run.args([python.as_str(), "-c", processes::LAUNCHES, "200"]);
+        let output = run.output().expect("capture starts");
+        assert!(output.status.success(), "{python}: {output:?}");
+        scene.compare("run.ktape", Compared { launch_durations: true, ..EXACT });
+    }
+}
+
+#[test]
+fn run_ends_as_its_command_does() {
+    let Some(scene) = Scene::new("exit codes") else { return };
+    let tape = scene.path("run.ktape");
+    let code = |command: &[&str]| {
+        let mut run = scene.capture(&["run", "-q", "-o", &tape, "--"]);
+        run.args(command).status().expect("capture starts").code()
+    };
+    assert_eq!(code(&["true"]), Some(0));
+    assert_eq!(code(&["sh", "-c", "exit 7"]), Some(7));
+    assert_eq!(code(&["sh", "-c", "kill -9 $$"]), Some(128 + 9));
+    assert_eq!(code(&["no-such-program"]), Some(1));
+    assert_eq!(scene.capture(&["run"]).output().expect("capture starts").status.code(), Some(2));
+}
+
+#[test]
+fn attach_records_from_the_middle_on_and_leaves_no_trace() {
+    for python in pythons() {
+        let Some(scene) = Scene::new("attach") else { return };
+        let mut target = Target::start(&scene, &python);
+        let text = target.library_text();
+        target.go_on_until(500);
+        let first = scene.attach(&target, "first.ktape");
+        target.go_on_until(1500);
+        first.stop();
+        assert_eq!(target.library_text(), text, "the library's code is not what it was");
+        target.go_on_until(2000);
+        let second = scene.attach(&target, "second.ktape");
+        target.go_on_until(3000);
+        target.end();
+        second.wait();
+        for (tape, most) in [("first.ktape", 1400), ("second.ktape", 1400)] {
+            let recorded = scene.compare_middle(tape, EXACT);
+            // Each turn has two launches; turns while the recorder comes and goes are a few.
+            assert!((1000..2 * most).contains(&recorded), "{tape}: {recorded} calls");
+        }
+    }
+}
+
+#[test]
+fn what_a_killed_process_did_is_on_the_tape() {
+    for python in pythons() {
+        let Some(scene) = Scene::new("killed target") else { return };
+        let mut target = Target::start(&scene, &python);
+        let recorder = scene.attach(&target, "killed.ktape");
+        target.go_on_until(1000);
+        target.kill();
+        recorder.wait();
+        scene.compare_middle("killed.ktape", EXACT);
+    }
+}
+
+#[test]
+fn what_a_killed_recorder_saw_is_on_the_tape() {
+    for python in pythons() {
+        let Some(scene) = Scene::new("killed recorder") else { return };
+        let mut target = Target::start(&scene, &python);
+        let text = target.library_text();
+        let recorder = scene.attach(&target, "cut.ktape");
+        target.go_on_until(1000);
+        recorder.kill();
+        target.go_on_until(1200);
+        assert_eq!(target.library_text(), text, "the kernel has not taken the probes of a dead recorder away");
+        target.end();
+        // Of the last 20 ms nothing may have reached it: a piece from the middle it is all the same.
+        let recorded = scene.compare_middle("cut.ktape", EXACT);
+        assert!(recorded > 500, "{recorded} calls");
+    }
+}
+
+#[test]
+fn children_are_recorded_with_their_parent() {
+    for python in pythons() {
+        let Some(scene) = Scene::new("children") else { return };
+        let mut run = scene.capture(&["run", "-o", &scene.path("run.ktape"), "--"]);
+        run.env("PROGRAM", processes::LAUNCHES).args(["sh", "-c", "\"$0\" -c \"$PROGRAM\" 300", python.as_str()]);
+        let output = run.output().expect("capture starts");
+        assert!(output.status.success(), "{python}: {output:?}");
+        scene.compare("run.ktape", EXACT);
     }
 }

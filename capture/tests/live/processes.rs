@@ -1,15 +1,28 @@
 //! What the live tests work with: a folder, the stand-in driver, interpreters, `capture`.
 
+use std::io::{BufRead as _, BufReader, Read as _, Write as _};
+use std::os::unix::fs::FileExt as _;
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Child, ChildStderr, ChildStdin, ChildStdout, Command, Stdio};
 
 use ktape_simcuda_truth::Truth;
 
 use crate::exact::{self, Compared};
 
-/// A program that launches, waits and copies; its argument is how often.
+/// A program that launches, waits and copies: as often as its argument says, else up to each number on its standard input.
 pub(crate) const LAUNCHES: &str = r#"
 import ctypes, sys
+def turns():
+    if len(sys.argv) > 1:
+        yield from range(int(sys.argv[1]))
+        return
+    # One turn a line on standard input: how far to go. Says how far it got.
+    index = 0
+    for line in sys.stdin:
+        while index < int(line):
+            yield index
+            index += 1
+        print(index, flush=True)
 cu = ctypes.CDLL("libcuda.so.1")
 def check(code):
     if code: raise SystemExit(f"CUresult {code}")
@@ -28,7 +41,7 @@ def launch(function, blocks):
 def layer(index):
     launch(gemm, 16 + index % 3)
     launch(softmax, 8)
-for index in range(int(sys.argv[1])):
+for index in turns():
     layer(index)
     if index % 100 == 0:
         check(cu.cuStreamSynchronize(stream))
@@ -86,6 +99,34 @@ impl Scene {
         command
     }
 
+    /// Begins to record a process, and returns when it is.
+    pub(crate) fn attach(&self, target: &Target, tape: &str) -> Recorder {
+        let pid = target.child.id().to_string();
+        let mut command = self.capture(&["attach", "--pid", &pid, "-o", &self.path(tape)]);
+        command.stdin(Stdio::null()).stderr(Stdio::piped()).stdout(Stdio::null());
+        let mut child = command.spawn().expect("capture starts");
+        let mut said = BufReader::new(child.stderr.take().expect("piped"));
+        let mut line = String::new();
+        said.read_line(&mut line).expect("capture says something");
+        assert!(line.starts_with("recording"), "{line}");
+        Recorder { child, said }
+    }
+
+    /// As [`Scene::compare`], of a recording that began or ended while the process ran: what it has must be a piece of the
+    /// driver's record without a hole. Returns how many calls it has.
+    pub(crate) fn compare_middle(&self, tape: &str, compared: Compared) -> usize {
+        let truth = Truth::open(Path::new(&self.path("truth"))).expect("the driver's record");
+        assert_eq!(truth.unrecorded(), 0, "the driver could not record all");
+        let tape = self.path(tape);
+        let found = exact::tape(Path::new(&tape), truth.process(), compared);
+        let expected = exact::truth(&truth, compared);
+        let expected = exact::between(expected, &found);
+        let differences = exact::differences(&expected, &found);
+        assert!(differences.is_empty(), "{tape}:\n{differences}");
+        assert_eq!(exact::lost(Path::new(&tape)), 0, "events were lost");
+        found.values().map(Vec::len).sum()
+    }
+
     /// Demands that a tape is what the driver recorded, and nothing was lost.
     pub(crate) fn compare(&self, tape: &str, compared: Compared) {
         let truth = Truth::open(Path::new(&self.path("truth"))).expect("the driver's record");
@@ -97,6 +138,86 @@ impl Scene {
         assert!(differences.is_empty(), "\n{differences}");
         assert_eq!(exact::lost(Path::new(&tape)), 0, "events were lost");
         assert!(expected.values().map(Vec::len).sum::<usize>() > 0, "the driver was not called");
+    }
+}
+
+/// A process to attach to.
+pub(crate) struct Target {
+    child: Child,
+    input: Option<ChildStdin>,
+    output: BufReader<ChildStdout>,
+}
+
+impl Target {
+    pub(crate) fn start(scene: &Scene, python: &str) -> Target {
+        let mut command = scene.program(python);
+        command.args(["-c", LAUNCHES]).stdin(Stdio::piped()).stdout(Stdio::piped());
+        let mut child = command.spawn().expect("Python starts");
+        let (input, output) = (child.stdin.take(), BufReader::new(child.stdout.take().expect("piped")));
+        let mut target = Target { child, input, output };
+        target.go_on_until(10);
+        target
+    }
+
+    /// Has it launch until it has made so many turns.
+    pub(crate) fn go_on_until(&mut self, turns: u32) {
+        writeln!(self.input.as_mut().expect("it has not been ended"), "{turns}").expect("it reads");
+        let mut line = String::new();
+        self.output.read_line(&mut line).expect("it answers");
+        assert_eq!(line.trim(), turns.to_string());
+    }
+
+    /// The code of its driver, as it is in its memory.
+    pub(crate) fn library_text(&self) -> Vec<u8> {
+        let pid = self.child.id();
+        let maps = std::fs::read_to_string(format!("/proc/{pid}/maps")).expect("its maps");
+        let line =
+            maps.lines().find(|line| line.contains("libcuda.so.1") && line.contains(" r-xp ")).expect("its driver");
+        let (start, end) = line.split_once(' ').and_then(|(range, _)| range.split_once('-')).expect("a range");
+        let number = |text| u64::from_str_radix(text, 16).expect("an address");
+        let mut text = vec![0; (number(end) - number(start)) as usize];
+        let memory = std::fs::File::open(format!("/proc/{pid}/mem")).expect("its memory");
+        memory.read_exact_at(&mut text, number(start)).expect("its code");
+        text
+    }
+
+    /// Lets it end.
+    pub(crate) fn end(mut self) {
+        self.input = None;
+        assert!(self.child.wait().expect("it is ours").success());
+    }
+
+    pub(crate) fn kill(mut self) {
+        self.child.kill().expect("it is ours");
+        self.child.wait().expect("it is ours");
+    }
+}
+
+/// A `capture` that records.
+pub(crate) struct Recorder {
+    child: Child,
+    said: BufReader<ChildStderr>,
+}
+
+impl Recorder {
+    /// Ends the recording, as a person would.
+    pub(crate) fn stop(self) {
+        let pid = rustix::process::Pid::from_child(&self.child);
+        rustix::process::kill_process(pid, rustix::process::Signal::INT).expect("it is ours");
+        self.wait();
+    }
+
+    /// Waits for its end.
+    pub(crate) fn wait(mut self) {
+        let mut said = String::new();
+        self.said.read_to_string(&mut said).expect("capture speaks");
+        let status = self.child.wait().expect("it is ours");
+        assert!(status.success(), "{status}: {said}");
+    }
+
+    pub(crate) fn kill(mut self) {
+        self.child.kill().expect("it is ours");
+        self.child.wait().expect("it is ours");
     }
 }
 
