@@ -75,9 +75,8 @@ impl Report {
         let tried = kernel::try_all();
         let surroundings = Surroundings::new(folder);
         let checks: Vec<Check> = tried.checks.into_iter().chain([space(&surroundings.space)]).collect();
-        let first_missing = |needs: &[Need]| {
-            checks.iter().find(|check| needs.contains(&check.need) && check.works != Some(true))
-        };
+        let first_missing =
+            |needs: &[Need]| checks.iter().find(|check| needs.contains(&check.need) && check.works != Some(true));
         let mode = |mode, needs: &[Need]| match first_missing(needs) {
             None => Mode { mode, works: true, fix: None },
             Some(missing) => Mode { mode, works: false, fix: missing.fix },

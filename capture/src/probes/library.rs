@@ -147,7 +147,9 @@ impl<'data, R: ReadRef<'data>> Library<'data, R> {
     /// The function that a symbol names, without names; or why no probe can be there.
     fn function(&self, symbol: &Sym64<LittleEndian>) -> Result<Function, &'static str> {
         if symbol.st_type() == STT_GNU_IFUNC {
-            return Err("GNU_IFUNC: its symbol is that of the function which chooses one of several when the library is loaded");
+            return Err(
+                "GNU_IFUNC: its symbol is that of the function which chooses one of several when the library is loaded",
+            );
         }
         if !is_code(symbol) {
             return Err("its symbol is no function's");
@@ -156,13 +158,7 @@ impl<'data, R: ReadRef<'data>> Library<'data, R> {
         let Some((file_offset, _)) = self.executable(address) else {
             return Err("its address is not in the code of the file");
         };
-        Ok(Function {
-            names: Vec::new(),
-            aliases: Vec::new(),
-            address,
-            file_offset,
-            bytes: symbol.st_size.get(LE),
-        })
+        Ok(Function { names: Vec::new(), aliases: Vec::new(), address, file_offset, bytes: symbol.st_size.get(LE) })
     }
 
     /// Where in the file the code at an address is, and how many bytes the segment has from there on.
@@ -299,10 +295,12 @@ mod tests {
         };
         let (symbols, strings) = table(&mut file, dynamic);
         let count = symbols.1 / 24;
-        let hash: Vec<u8> = [0, count as u32].into_iter().chain((0..count).map(|_| 0)).flat_map(u32::to_le_bytes).collect();
+        let hash: Vec<u8> =
+            [0, count as u32].into_iter().chain((0..count).map(|_| 0)).flat_map(u32::to_le_bytes).collect();
         let hash = append(&mut file, &hash);
         let entries = [(6, SHIFT + symbols.0), (5, SHIFT + strings.0), (10, strings.1), (4, SHIFT + hash), (0, 0)];
-        let entries: Vec<u8> = entries.iter().flat_map(|(tag, value)| [*tag, *value]).flat_map(u64::to_le_bytes).collect();
+        let entries: Vec<u8> =
+            entries.iter().flat_map(|(tag, value)| [*tag, *value]).flat_map(u64::to_le_bytes).collect();
         let dynamic = (append(&mut file, &entries), entries.len() as u64);
         let loaded = file.len() as u64;
         let mut sections = 0;
@@ -374,7 +372,8 @@ mod tests {
     #[test]
     fn versions_of_a_symbol_are_functions_of_their_own() {
         // In the dynamic table the version stands apart, in .symtab some linkers append it.
-        let all = functions(&library(&[("f", FUNC, 1, 0, 8), ("f", FUNC, 1, 8, 8)], &[("f@@V2", FUNC, 1, 8, 8)]), &["f"]);
+        let all =
+            functions(&library(&[("f", FUNC, 1, 0, 8), ("f", FUNC, 1, 8, 8)], &[("f@@V2", FUNC, 1, 8, 8)]), &["f"]);
         assert_eq!(found(&all), [told("f", "", 0, 8), told("f", "", 8, 8)]);
     }
 

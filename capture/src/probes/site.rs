@@ -19,8 +19,8 @@
 //! Nor may anything in the function jump back to the site or before it: a loop would fire it again.
 
 use iced_x86::{
-    Decoder, DecoderOptions, FlowControl, Formatter as _, Instruction, InstructionInfoFactory, IntelFormatter, OpAccess,
-    OpKind, Register,
+    Decoder, DecoderOptions, FlowControl, Formatter as _, Instruction, InstructionInfoFactory, IntelFormatter,
+    OpAccess, OpKind, Register,
 };
 use serde::Serialize;
 

@@ -98,7 +98,13 @@ pub fn mapped(pid: u32) -> Result<Vec<LibraryFile>, Error> {
         let file = open(pid, mapping)?;
         let id = FileId::of(&file).map_err(|error| Error::of(pid, "map_files", error))?;
         if known.insert(id) {
-            found.push(LibraryFile { kind, path: mapping.path.clone(), id, file, load_address: load_address(&mappings, mapping) });
+            found.push(LibraryFile {
+                kind,
+                path: mapping.path.clone(),
+                id,
+                file,
+                load_address: load_address(&mappings, mapping),
+            });
         }
     }
     found.extend(static_runtime(pid, &mappings)?);
@@ -131,7 +137,8 @@ pub fn has_static_runtime(program: &File) -> bool {
 
 /// Where the file of a mapping is loaded: its first mapping in front of this one begins with what stands first in the file.
 fn load_address(mappings: &[Mapping], code: &Mapping) -> u64 {
-    let of_file = |other: &&Mapping| (other.device, other.inode) == (code.device, code.inode) && other.start <= code.start;
+    let of_file =
+        |other: &&Mapping| (other.device, other.inode) == (code.device, code.inode) && other.start <= code.start;
     let first = mappings.iter().filter(of_file).rfind(|other| other.file_offset == 0).unwrap_or(code);
     first.start.wrapping_sub(first.file_offset)
 }
@@ -185,7 +192,8 @@ mod tests {
             deleted: false,
         };
         // Mapped twice, as after dlmopen.
-        let all = [mapping(0x1000, 0, 7), mapping(0x2000, 0x1000, 7), mapping(0x9000, 0, 7), mapping(0xa000, 0x1000, 7)];
+        let all =
+            [mapping(0x1000, 0, 7), mapping(0x2000, 0x1000, 7), mapping(0x9000, 0, 7), mapping(0xa000, 0x1000, 7)];
         assert_eq!([1, 3].map(|code| load_address(&all, &all[code])), [0x1000, 0x9000]);
         assert_eq!(load_address(&all[1..2], &all[1]), 0x1000);
     }

@@ -71,7 +71,8 @@ fn in_folder(folder: &Path) -> Vec<PathBuf> {
 
 fn entries(folder: &Path) -> Vec<PathBuf> {
     let folder = if folder.as_os_str().is_empty() { Path::new(".") } else { folder };
-    let mut found: Vec<PathBuf> = fs::read_dir(folder).into_iter().flatten().flatten().map(|entry| entry.path()).collect();
+    let mut found: Vec<PathBuf> =
+        fs::read_dir(folder).into_iter().flatten().flatten().map(|entry| entry.path()).collect();
     found.sort_unstable();
     found
 }
@@ -166,9 +167,6 @@ mod tests {
         // The machine may have libraries of its own; and one file with two names is one copy.
         let ours = found.iter().filter(|library| library.path.starts_with(folder.path()));
         let ours: Vec<_> = ours.map(|library| (library.kind, library.path.clone())).collect();
-        assert_eq!(
-            ours,
-            [(Kind::Driver, told.join("libcuda.so")), (Kind::Runtime, packages.join("libcudart.so.12"))]
-        );
+        assert_eq!(ours, [(Kind::Driver, told.join("libcuda.so")), (Kind::Runtime, packages.join("libcudart.so.12"))]);
     }
 }

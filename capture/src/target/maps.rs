@@ -137,7 +137,15 @@ mod tests {
 
     #[test]
     fn what_linux_does_not_write_is_refused() {
-        for text in [&b"x"[..], b"0-1", b"0-1 r-xp", b"0-1 r 0 0:0 0", b"g-1 r-xp 0 0:0 0", b"0-1 r-xp 0 00 0", b"\xff-1 r-xp 0 0:0 0"] {
+        for text in [
+            &b"x"[..],
+            b"0-1",
+            b"0-1 r-xp",
+            b"0-1 r 0 0:0 0",
+            b"g-1 r-xp 0 0:0 0",
+            b"0-1 r-xp 0 00 0",
+            b"\xff-1 r-xp 0 0:0 0",
+        ] {
             assert_eq!(parse(text), None, "{text:?}");
         }
         assert_eq!(parse(b""), Some(Vec::new()));
