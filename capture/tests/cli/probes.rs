@@ -3,6 +3,10 @@
 use std::fs;
 use std::path::Path;
 
+use ktape_capture::probes::library::Library;
+use ktape_capture::probes::{Cost, Kernel, Site, sites};
+use object::{Object as _, ObjectSymbol as _};
+
 use super::common::{capture, json, real, stdout};
 
 fn probes(library: &Path) -> serde_json::Value {
@@ -27,6 +31,29 @@ fn in_the_real_driver_every_probe_is_emulated() {
         assert!(site["instruction"].as_str().is_some_and(|text| text.starts_with("je +")), "{site}");
     }
     assert_eq!(answer["refused"].as_array().map(Vec::len), Some(0));
+}
+
+/// Not only those: whatever the driver exports, and on any kernel.
+#[test]
+fn every_api_function_of_the_real_driver_is_a_trampoline() {
+    let Some(library) = real("driver/libcuda.so.1") else { return };
+    let content = fs::read(library).expect("the driver");
+    let file = object::File::parse(&content[..]).expect("an ELF file");
+    let defined = file.dynamic_symbols().filter(|symbol| symbol.is_definition());
+    // cuInit and so on; cudbgIpcFlag and its kin are the debugger's.
+    let is_api = |name: &&str| name.strip_prefix("cu").is_some_and(|rest| rest.starts_with(char::is_uppercase));
+    let names: Vec<&str> = defined.filter_map(|symbol| symbol.name().ok()).filter(is_api).collect();
+    let library = Library::parse(&content[..]).expect("an ELF file");
+    let all = sites(&library, names.iter().copied(), Kernel::OLD).expect("its symbols");
+    assert!(all.refused.is_empty() && all.missing.is_empty(), "{:?} {:?}", all.refused, all.missing);
+    let is_trampoline = |site: &Site| (site.offset_in_function, site.cost) == (10, Cost::Emulated);
+    let others = all.sites.iter().filter(|site| !is_trampoline(site)).map(|site| site.symbol.as_str());
+    // The first is the driver's own, the others only return "not supported".
+    const NONE: [&str; 3] = ["cuEGLApiInit", "cuMemGetAttribute", "cuMemGetAttribute_v2"];
+    let others: Vec<&str> = others.filter(|name| !NONE.contains(name)).collect();
+    assert!(all.sites.len() > 500 && others.is_empty(), "{others:?} of {}", all.sites.len());
+    let told: usize = all.sites.iter().map(|site| 1 + site.aliases.len()).sum();
+    assert!(told >= names.len(), "every name is told: {told} of {}", names.len());
 }
 
 #[test]
