@@ -8,6 +8,7 @@ use std::fs::{self, File};
 use std::io::{self, Write as _};
 use std::os::fd::{AsRawFd as _, FromRawFd as _, OwnedFd};
 use std::ptr;
+use std::sync::{Mutex, PoisonError};
 
 use aya_obj::generated::perf_event_attr;
 use rustix::fs::{MemfdFlags, memfd_create};
@@ -25,8 +26,18 @@ const PERF_FLAG_FD_CLOEXEC: u64 = 1 << 3;
 const LONG_NOP: [u8; 6] = [0x66, 0x0f, 0x1f, 0x44, 0x00, 0x00];
 
 impl Kernel {
-    /// Places two probes into this process and finds out. Needs the right to place probes.
+    /// Places two probes into this process and finds out. Needs the right to place probes. What was mapped then hides what
+    /// would be mapped now, so the kernel is asked once.
     pub fn ask() -> io::Result<Kernel> {
+        static ANSWER: Mutex<Option<Kernel>> = Mutex::new(None);
+        let mut answer = ANSWER.lock().unwrap_or_else(PoisonError::into_inner);
+        match *answer {
+            Some(kernel) => Ok(kernel),
+            None => Kernel::try_probes().inspect(|kernel| *answer = Some(*kernel)),
+        }
+    }
+
+    fn try_probes() -> io::Result<Kernel> {
         // Once an instruction was single-stepped, the mapping is there for good and tells no more. So the one that may leave
         // no trace comes first, and one that is stepped answers for both: no kernel steps one and emulates the other.
         let nop5 = cost_of(&NOP5)?;
@@ -109,6 +120,7 @@ mod tests {
             }
             Err(error) => panic!("{error}"),
         };
+        assert_eq!(Kernel::ask().expect("it answered before"), kernel);
         for code in [
             &[0x55, 0x5d][..],                                 // push rbp; pop rbp
             &[0x41, 0x57, 0x41, 0x5f],                         // push r15; pop r15
