@@ -3,6 +3,7 @@
 use std::fs::{self, File};
 use std::io::{self, Write as _};
 use std::os::fd::{AsRawFd as _, FromRawFd as _, OwnedFd};
+use std::os::unix::fs::MetadataExt as _;
 
 use aya::maps::MapType;
 use aya::programs::ProgramType;
@@ -14,6 +15,7 @@ use rustix::thread::{CapabilitySet, capabilities};
 
 use super::{Check, Need};
 use crate::probes::{Kernel, trial};
+use crate::target::process;
 
 /// What came of the trials.
 pub(super) struct Tried {
@@ -21,7 +23,7 @@ pub(super) struct Tried {
     pub(super) nops: Option<Kernel>,
 }
 
-const AS_ROOT: &str = "run as root, or: setcap cap_bpf,cap_perfmon,cap_sys_ptrace,cap_checkpoint_restore+ep capture";
+const AS_ROOT: &str = "run as root (a container: privileged), or: setcap cap_bpf,cap_perfmon,cap_sys_ptrace,cap_checkpoint_restore+ep capture";
 
 /// Tries all.
 pub(super) fn try_all() -> Tried {
@@ -132,9 +134,22 @@ fn lockdown() -> Check {
     Check { what: "lockdown", need: Need::Recording, works: Some(works), seen: levels.trim().to_owned(), fix }
 }
 
-/// The first process is root's and nobody's child: who can look into it can into all.
+/// Whether another user's process can be looked into. Where there is none, as in a container, the capability has to do.
 fn others_memory() -> io::Result<bool> {
-    File::open("/proc/1/mem").map(|_| true)
+    let ours = rustix::process::geteuid().as_raw();
+    let is_others = |pid: &u32| fs::metadata(format!("/proc/{pid}")).is_ok_and(|facts| facts.uid() != ours);
+    let mut refusal = None;
+    for pid in process::all()?.into_iter().filter(is_others) {
+        match File::open(format!("/proc/{pid}/mem")) {
+            Ok(_) => return Ok(true),
+            Err(error) => refusal = Some(error),
+        }
+    }
+    let held = capabilities(None)?.effective.contains(CapabilitySet::SYS_PTRACE);
+    match refusal {
+        None if held => Ok(true),
+        refusal => Err(refusal.unwrap_or_else(|| io::ErrorKind::PermissionDenied.into())),
+    }
 }
 
 /// Attaches a program that does nothing by one link, as it is done to all functions of a library.

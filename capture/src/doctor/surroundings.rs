@@ -101,11 +101,13 @@ fn users() -> Vec<User> {
 fn interpreters() -> Vec<Interpreter> {
     let minor = |version: &(u32, u32)| format!("python{}.{}", version.0, version.1);
     let names = ["python3".to_owned(), "python".to_owned()].into_iter().chain(SUPPORTED.iter().map(minor));
+    // One that has several names calls itself by the one it was started by.
+    let is_same = |a: &Interpreter, b: &Interpreter| a.path.canonicalize().ok() == b.path.canonicalize().ok();
     let mut found: Vec<Interpreter> = Vec::new();
     for name in names {
         let program = loader::find_program(Path::new(&name), std::env::var_os("PATH"));
         if let Some(one) = program.as_deref().and_then(ask)
-            && !found.iter().any(|other| other.path == one.path)
+            && !found.iter().any(|other| is_same(other, &one))
         {
             found.push(one);
         }

@@ -8,7 +8,7 @@
 //! |---|---|---|
 //! | `push reg` as `50`…`57` or `41 50`…`41 57`, nothing else before it | since 4.17 | `push_setup_xol_ops` |
 //! | `jmp rel8/32`, `jcc rel8/32`, `call rel32` | always; with prefix `66` no probe is possible | `branch_setup_xol_ops` |
-//! | `nop` (`90`) and `66 90`; not `pause` and `xchg r8, rax`, which have the same opcode | always | the same |
+//! | `nop` (`90`), also as `66 90` or `pause`; `xchg r8, rax` has the same opcode, and old kernels take it for one | always | the same |
 //! | `nop` of several bytes (`0f 1f`) | since 6.18 | the same, `insn_is_nop` |
 //! | the `nop` of five bytes, on one page | replaced by a call since 6.18: no trap at all | `can_optimize` |
 //!
@@ -69,7 +69,7 @@ impl Kernel {
             [0x50..=0x57] if prefixes.is_empty() && matches!(rex, 0 | 0x41) => Some(Cost::Emulated),
             [0x70..=0x7f | 0xe8 | 0xe9 | 0xeb, ..] | [0x0f, 0x80..=0x8f, ..] if with_66 => None,
             [0x70..=0x7f | 0xe8 | 0xe9 | 0xeb, ..] | [0x0f, 0x80..=0x8f, ..] => Some(Cost::Emulated),
-            [0x90] if rex & 1 == 0 && !prefixes.contains(&0xf3) => Some(Cost::Emulated),
+            [0x90] if rex & 1 == 0 => Some(Cost::Emulated),
             _ if bytes == NOP5 && file_offset % PAGE_BYTES <= PAGE_BYTES - NOP5.len() as u64 => Some(self.nop5),
             [0x0f, 0x1f, ..] => Some(self.long_nop),
             _ if refused(instruction) => None,

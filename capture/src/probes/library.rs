@@ -18,8 +18,15 @@ use rustc_hash::{FxHashMap, FxHashSet};
 
 use super::Error;
 
-/// No table of symbols is longer; that of a PyTorch library with its debug symbols is 100 MB. A sparse file can claim any length.
-const MOST_TABLE_BYTES: u64 = 1 << 30;
+/// So much is read of tables at most, all together. A sparse file can claim any length.
+const MOST_TABLE_BYTES: u64 = 512 << 20;
+
+/// A hash table has 4 bytes for a symbol and less than 8 besides. Nothing tells its length but itself.
+const MOST_HASH_BYTES: u64 = 16 << 20;
+
+/// More functions of the names that were asked for, or names of one function, no honest library has.
+const MOST_FUNCTIONS: usize = 4096;
+const MOST_ALIASES: usize = 64;
 
 /// Further than this, a function is not looked at.
 const MOST_CODE_BYTES: u64 = 64 << 10;
@@ -80,9 +87,14 @@ impl<'data, R: ReadRef<'data>> Library<'data, R> {
         if header.e_ident.data != elf::ELFDATA2LSB || header.e_machine.get(LE) != elf::EM_X86_64 {
             return Err(Error::OtherMachine(header.e_machine.get(LE).0));
         }
+        // More than fit into the header are told elsewhere, as any number: no library has them.
+        if header.e_phnum.get(LE) == elf::PN_XNUM {
+            return Err(Error::Broken("its program headers"));
+        }
         let segments = header.program_headers(LE, data).map_err(|_| Error::Broken("its program headers"))?;
         // A file that was cut may still have its code and dynamic symbols.
-        let sections = header.section_headers(LE, data).unwrap_or(&[]);
+        let has_sections = header.e_shnum.get(LE) > 0;
+        let sections = if has_sections { header.section_headers(LE, data).unwrap_or(&[]) } else { &[] };
         Ok(Library { data, segments, sections, budget: Cell::new(MOST_TABLE_BYTES) })
     }
 
@@ -98,13 +110,14 @@ impl<'data, R: ReadRef<'data>> Library<'data, R> {
         let places: FxHashMap<&[u8], usize> = asked.iter().enumerate().map(|(i, name)| (name.as_bytes(), i)).collect();
         let tables: Vec<Symbols> = [self.dynamic_symbols()?, self.symtab()?].into_iter().flatten().collect();
         let mut named = FxHashSet::default();
-        let mut refused = Vec::new();
+        let mut refused = FxHashMap::default();
         let mut found = FxHashMap::<u64, Function>::default();
         for (name, symbol) in tables.iter().flat_map(Symbols::defined) {
             let Some(&place) = places.get(name) else { continue };
             named.insert(place);
             match self.function(symbol) {
-                Err(why) => refused.push((asked[place].to_owned(), why)),
+                Err(why) => _ = refused.insert(place, why),
+                Ok(_) if found.len() == MOST_FUNCTIONS => return Err(Error::TooLarge),
                 Ok(function) => {
                     let known = found.entry(function.address).or_insert(function);
                     known.bytes = known.bytes.max(symbol.st_size.get(LE));
@@ -119,7 +132,10 @@ impl<'data, R: ReadRef<'data>> Library<'data, R> {
                 continue;
             };
             let name = String::from_utf8_lossy(name);
-            if is_code(symbol) && !known.aliases.iter().any(|alias| *alias == name) {
+            if known.aliases.len() < MOST_ALIASES
+                && is_code(symbol)
+                && !known.aliases.iter().any(|alias| *alias == name)
+            {
                 known.aliases.push(name.into_owned());
             }
         }
@@ -129,10 +145,10 @@ impl<'data, R: ReadRef<'data>> Library<'data, R> {
             function.names.sort_by_key(|name| places[name.as_bytes()]);
             function.aliases.sort_unstable();
         }
-        // Both tables have an exported symbol; another version of a refused one may be found.
-        refused.sort_unstable();
-        refused.dedup();
+        // Another version of a refused one may be found.
+        let mut refused: Vec<_> = refused.into_iter().map(|(place, why)| (asked[place].to_owned(), why)).collect();
         refused.retain(|(name, _)| !found.iter().any(|function| function.names.contains(name)));
+        refused.sort_unstable();
         let missing = (0..asked.len()).filter(|place| !named.contains(place)).map(|place| asked[place].to_owned());
         Ok(Functions { found, refused, missing: missing.collect() })
     }
@@ -185,12 +201,14 @@ impl<'data, R: ReadRef<'data>> Library<'data, R> {
             let segments = self.segments.iter().filter(|segment| segment.p_type(LE) == elf::PT_LOAD);
             segments.filter_map(|segment| in_file(segment, address)).next().ok_or_else(broken)
         };
-        // Nothing but the hash table says how many there are. Both kinds are read to the end of their segment.
-        let hash = |tag| entry(tag).map(|address| place(address).and_then(|(at, behind)| self.read(at, behind)));
-        let count = match (hash(elf::DT_GNU_HASH), hash(elf::DT_HASH)) {
-            (_, Some(table)) => HashTable::<Header>::parse(LE, table?).map_err(|_| broken())?.symbol_table_length(),
-            (Some(table), None) => {
-                let table = GnuHashTable::<Header>::parse(LE, table?).map_err(|_| broken())?;
+        // Nothing but a hash table says how many there are.
+        let table = |address| place(address).and_then(|(at, behind)| self.read(at, behind.min(MOST_HASH_BYTES)));
+        let count = match (entry(elf::DT_HASH), entry(elf::DT_GNU_HASH)) {
+            (Some(hash), _) => {
+                HashTable::<Header>::parse(LE, table(hash)?).map_err(|_| broken())?.symbol_table_length()
+            }
+            (None, Some(hash)) => {
+                let table = GnuHashTable::<Header>::parse(LE, table(hash)?).map_err(|_| broken())?;
                 // A table without exports has no chain to count.
                 table.symbol_table_length(LE).unwrap_or(0)
             }
@@ -398,6 +416,13 @@ mod tests {
         assert!(all.found.is_empty() && all.missing.is_empty());
         let why: Vec<&str> = all.refused.iter().map(|(_, why)| &why[..why.len().min(19)]).collect();
         assert_eq!(why, ["GNU_IFUNC: its symb", "its symbol is no fu", "its address is not "]);
+    }
+
+    #[test]
+    fn more_functions_of_a_name_than_any_library_has() {
+        let many: Vec<Made> = (0..=MOST_FUNCTIONS as u64).map(|at| ("f", FUNC, 1, at, 1)).collect();
+        let file = library(&many, &[]);
+        assert_eq!(Library::parse(&file[..]).and_then(|library| library.functions(["f"])), Err(Error::TooLarge));
     }
 
     #[test]

@@ -28,7 +28,7 @@ pub enum Error {
     #[error("{0} cannot be read: the file is cut or broken")]
     Broken(&'static str),
     /// Its tables would not fit into memory.
-    #[error("its tables of symbols are longer than 1 GiB")]
+    #[error("its tables of symbols are larger than any library's")]
     TooLarge,
 }
 

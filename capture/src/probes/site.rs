@@ -176,6 +176,7 @@ mod tests {
         is(&[0x0f, 0x84, 0x00, 0x01, 0x00, 0x00], 0, "je +262", Cost::Emulated);
         is(&[0xe8, 0x00, 0x01, 0x00, 0x00, 0xc3], 0, "call +261", Cost::Emulated);
         is(&[0x90, 0xc3], 0, "nop", Cost::Emulated);
+        is(&[0xf3, 0x90, 0xc3], 0, "pause", Cost::Emulated);
     }
 
     #[test]
@@ -226,7 +227,6 @@ mod tests {
 
     #[test]
     fn what_only_looks_emulated() {
-        is(&[0xf3, 0x90, 0xc3], 0, "pause", Cost::Stepped);
         is(&[0x41, 0x90, 0xc3], 0, "xchg r8d, eax", Cost::Stepped);
         is(&[0x40, 0x55, 0xc3], 0, "push rbp", Cost::Stepped);
         is(&[0x66, 0x55, 0xc3], 0, "push bp", Cost::Stepped);

@@ -8,6 +8,7 @@ use std::fs::{self, File};
 use std::io::{self, Write as _};
 use std::os::fd::{AsRawFd as _, FromRawFd as _, OwnedFd};
 use std::ptr;
+use std::sync::{Mutex, PoisonError};
 
 use aya_obj::generated::perf_event_attr;
 use rustix::fs::{MemfdFlags, memfd_create};
@@ -25,8 +26,18 @@ const PERF_FLAG_FD_CLOEXEC: u64 = 1 << 3;
 const LONG_NOP: [u8; 6] = [0x66, 0x0f, 0x1f, 0x44, 0x00, 0x00];
 
 impl Kernel {
-    /// Places two probes into this process and finds out. Needs the right to place probes.
+    /// Places two probes into this process and finds out. Needs the right to place probes. What was mapped then hides what
+    /// would be mapped now, so the kernel is asked once.
     pub fn ask() -> io::Result<Kernel> {
+        static ANSWER: Mutex<Option<Kernel>> = Mutex::new(None);
+        let mut answer = ANSWER.lock().unwrap_or_else(PoisonError::into_inner);
+        match *answer {
+            Some(kernel) => Ok(kernel),
+            None => Kernel::try_probes().inspect(|kernel| *answer = Some(*kernel)),
+        }
+    }
+
+    fn try_probes() -> io::Result<Kernel> {
         // Once an instruction was single-stepped, the mapping is there for good and tells no more. So the one that may leave
         // no trace comes first, and one that is stepped answers for both: no kernel steps one and emulates the other.
         let nop5 = cost_of(&NOP5)?;
@@ -35,21 +46,21 @@ impl Kernel {
     }
 }
 
-/// What a probe on this instruction costs, which must leave all registers as they are. One that is stepped is found out only
-/// as the first of a process.
-pub(super) fn cost_of(instruction: &[u8]) -> io::Result<Cost> {
+/// What a probe costs on the first instruction of this code, which must be a function of C without arguments if `ret` follows it.
+/// One that is stepped is found out only as the first of a process.
+fn cost_of(code: &[u8]) -> io::Result<Cost> {
     let stepped_before = mapped("[uprobes]")?;
     let file = File::from(memfd_create("ktape-probe-trial", MemfdFlags::CLOEXEC)?);
     let mut page = [RET; PAGE_BYTES];
-    page[..instruction.len()].copy_from_slice(instruction);
+    page[..code.len()].copy_from_slice(code);
     (&file).write_all(&page)?;
     let event = probe(&file, 0)?;
     // SAFETY: a new private mapping of a file of one page, which nothing else knows.
-    let code =
+    let mapping =
         unsafe { mmap(ptr::null_mut(), PAGE_BYTES, ProtFlags::READ | ProtFlags::EXEC, MapFlags::PRIVATE, &file, 0)? };
     let optimised_before = mapped("[uprobes-trampoline]")?;
-    // SAFETY: at its beginning is the instruction, which by the caller's word changes no register, and behind it `ret`.
-    let function = unsafe { std::mem::transmute::<*mut std::ffi::c_void, extern "C" fn()>(code) };
+    // SAFETY: by the caller's word a function is there; the processor sees what was written before it was mapped.
+    let function = unsafe { std::mem::transmute::<*mut std::ffi::c_void, extern "C" fn()>(mapping) };
     function();
     function();
     let cost = match (mapped("[uprobes-trampoline]")?, mapped("[uprobes]")?) {
@@ -60,7 +71,7 @@ pub(super) fn cost_of(instruction: &[u8]) -> io::Result<Cost> {
     };
     drop(event);
     // SAFETY: the mapping made above; `function` is not called any more.
-    unsafe { munmap(code, PAGE_BYTES)? };
+    unsafe { munmap(mapping, PAGE_BYTES)? };
     Ok(cost)
 }
 
@@ -85,4 +96,72 @@ pub fn probe(file: &File, offset: u64) -> io::Result<OwnedFd> {
 
 fn mapped(name: &str) -> io::Result<bool> {
     Ok(fs::read_to_string("/proc/self/maps")?.lines().any(|line| line.ends_with(name)))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::ErrorKind;
+    use std::process::{Command, Stdio};
+
+    use iced_x86::{Decoder, DecoderOptions};
+
+    use super::*;
+
+    const CODE: &str = "KTAPE_TRIAL_CODE";
+
+    /// What [`super::execution`] knows of the kernel, held against the one that runs here: each instruction in a process of its
+    /// own, which [`in_a_process_of_its_own`] is.
+    #[test]
+    fn the_kernel_does_what_we_think() {
+        let kernel = match Kernel::ask() {
+            Ok(kernel) => kernel,
+            Err(error) if matches!(error.kind(), ErrorKind::PermissionDenied | ErrorKind::NotFound) => {
+                return writeln!(io::stderr(), "SKIPPED: no probe can be placed: {error}").expect("stderr is open");
+            }
+            Err(error) => panic!("{error}"),
+        };
+        assert_eq!(Kernel::ask().expect("it answered before"), kernel);
+        for code in [
+            &[0x55, 0x5d][..],                                 // push rbp; pop rbp
+            &[0x41, 0x57, 0x41, 0x5f],                         // push r15; pop r15
+            &[0x54, 0x58],                                     // push rsp; pop rax
+            &[0x40, 0x55, 0x5d],                               // push rbp with a prefix; pop rbp
+            &[0x6a, 0x01, 0x58],                               // push 1; pop rax
+            &[0xff, 0xf0, 0x58],                               // push rax in its long form; pop rax
+            &[0x74, 0x00],                                     // je to the next
+            &[0x0f, 0x85, 0, 0, 0, 0],                         // jne to the next
+            &[0xeb, 0x00],                                     // jmp to the next
+            &[0xe9, 0, 0, 0, 0],                               // the same, long
+            &[0xe8, 1, 0, 0, 0, 0xc3],                         // call of the second ret
+            &[0x90],                                           // nop
+            &[0x66, 0x90],                                     // nop of two bytes
+            &[0xf3, 0x90],                                     // pause
+            &[0x0f, 0x1f, 0x00],                               // nop of three
+            &NOP5,                                             // of five
+            &LONG_NOP,                                         // of six
+            &[0xf3, 0x0f, 0x1e, 0xfa],                         // endbr64
+            &[0x31, 0xc0],                                     // xor eax, eax
+            &[0x48, 0x83, 0xec, 0x18, 0x48, 0x83, 0xc4, 0x18], // sub rsp, 18h; add rsp, 18h
+            &[0x81, 0x3d, 0, 0, 0, 0, 0x00, 0xba, 0x21, 0x03], // cmp of libcuda's trampolines, with itself
+        ] {
+            let instruction = Decoder::with_ip(64, code, 0, DecoderOptions::NONE).decode();
+            let expected = kernel.cost(&instruction, &code[..instruction.len()], 0).map(Cost::name);
+            let hex: String = code.iter().map(|byte| format!("{byte:02x}")).collect();
+            let mut child = Command::new(std::env::current_exe().expect("our file"));
+            child.args(["--exact", "probes::trial::tests::in_a_process_of_its_own", "--ignored", "--nocapture"]);
+            let output = child.env(CODE, &hex).stderr(Stdio::inherit()).output().expect("the test runs");
+            let output = String::from_utf8_lossy(&output.stdout).into_owned();
+            let told = output.split_once("cost: ").and_then(|(_, behind)| behind.split_whitespace().next());
+            assert_eq!(told, expected, "{hex} {instruction:?}: {output}");
+        }
+    }
+
+    #[test]
+    #[ignore = "a part of the test above"]
+    fn in_a_process_of_its_own() {
+        let hex = std::env::var(CODE).expect("the test above says which");
+        let byte = |at| u8::from_str_radix(&hex[at..at + 2], 16).expect("two digits");
+        let code: Vec<u8> = (0..hex.len()).step_by(2).map(byte).collect();
+        println!("cost: {}", cost_of(&code).expect("a probe").name());
+    }
 }

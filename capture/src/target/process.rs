@@ -20,7 +20,7 @@ pub struct Process {
     pub start_ns: i64,
     /// Its main thread's name, at most 15 bytes: by default the program's.
     pub name: String,
-    /// Its command line, the words apart; empty for a thread of the kernel and a process that has ended.
+    /// Its command line, the words apart; empty for a thread of the kernel, a process that has ended, and for a moment in `exec`.
     pub command: Vec<String>,
     /// The user it runs as.
     pub uid: u32,
@@ -209,7 +209,9 @@ mod tests {
         let now = || ns(clock_gettime(ClockId::Monotonic));
         let before = now();
         let mut child = Command::new("sleep").arg("60").stdin(Stdio::null()).spawn().expect("sleep runs");
-        let process = Process::of(child.id()).expect("our child");
+        // In the middle of `exec` a process has no command line.
+        let look = || Some(Process::of(child.id()).expect("our child")).filter(|process| !process.command.is_empty());
+        let process = std::iter::repeat_with(look).flatten().next().expect("it ends only with a process");
         assert_eq!(process.parent, std::process::id());
         assert_eq!((process.name.as_str(), process.command.join(" ").as_str()), ("sleep", "sleep 60"));
         // Ticks are cut off, so it may seem to be a tick older.

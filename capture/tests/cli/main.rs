@@ -1,0 +1,6 @@
+//! `capture` from its user's side, one module a command. One binary, so that it is linked once.
+
+mod common;
+mod doctor;
+mod libraries;
+mod probes;
