@@ -3,22 +3,28 @@
 //! Every call that the driver was asked and that capture probes must be on the tape, thread by thread in the same order, with
 //! the same arguments; and nothing else may be. Both sides are brought into one form, [`Call`], and compared field by field.
 
+use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::path::Path;
+use std::rc::Rc;
 
 use ktape_capture::probes::functions::{self, Meaning, Probed};
-use ktape_format::definition::{Context, Frame, Function, Graph, KernelName, Shape, Stream, Thread, property};
+use ktape_format::definition::{Context, Frame, Function, Graph, KernelName, Shape, Stack, Stream, Thread, property};
 use ktape_format::event::copy_kind;
 use ktape_format::table::DefinitionKind;
 use ktape_format::{Definitions, Table as _, Tape, Wanted};
 use ktape_simcuda_truth::{CopyKind, Truth};
+use rustc_hash::FxHashMap;
+
+/// Qualified name, file, line.
+pub(crate) type FrameLine = (String, String, u32);
 
 /// A call as both sides tell it. What one of the two cannot know is left as it is by default in both.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct Call {
-    pub(crate) function: String,
-    pub(crate) kernel: String,
+    pub(crate) function: Rc<str>,
+    pub(crate) kernel: Rc<str>,
     pub(crate) stream: u64,
     pub(crate) grid: [u32; 3],
     pub(crate) block: [u32; 3],
@@ -29,8 +35,8 @@ pub(crate) struct Call {
     pub(crate) event: u64,
     pub(crate) graph: u64,
     pub(crate) result: i32,
-    /// Innermost first: qualified name, file, line.
-    pub(crate) stack: Vec<(String, String, u32)>,
+    /// Innermost first.
+    pub(crate) stack: Rc<[FrameLine]>,
 }
 
 /// A call, when it was entered, and when it returned, where that is known.
@@ -63,6 +69,8 @@ fn probed() -> BTreeMap<String, Probed> {
 pub(crate) fn truth(truth: &Truth, compared: Compared) -> Threads {
     let probed = probed();
     let mut threads = Threads::new();
+    let mut names = Interned::default();
+    let mut stacks: FxHashMap<u32, Rc<[FrameLine]>> = FxHashMap::default();
     for row in truth.calls() {
         let Some(function) = probed.get(row.symbol) else { continue };
         let meaning = function.meaning;
@@ -90,8 +98,8 @@ pub(crate) fn truth(truth: &Truth, compared: Compared) -> Threads {
             _ => 0,
         };
         let call = Call {
-            function: row.symbol.to_owned(),
-            kernel: if is_launch { row.kernel.unwrap_or("").to_owned() } else { String::new() },
+            function: names.get(row.symbol),
+            kernel: names.get(if is_launch { row.kernel.unwrap_or("") } else { "" }),
             stream: if has_stream { own(row.stream) } else { 0 },
             grid: row.grid,
             block: row.block,
@@ -106,11 +114,11 @@ pub(crate) fn truth(truth: &Truth, compared: Compared) -> Threads {
             event: row.event,
             graph: if matches!(meaning, Meaning::GraphLaunch) { row.graph } else { 0 },
             result: if has_end { row.result.unwrap_or(0) as i32 } else { 0 },
-            stack: row.stack.filter(|_| compared.stacks).map_or_else(Vec::new, |id| {
+            stack: row.stack.filter(|_| compared.stacks).map_or_else(Rc::default, |id| {
                 let own = |frame: ktape_simcuda_truth::Frame<'_>| {
                     (frame.qualname.to_owned(), frame.file.to_owned(), frame.line)
                 };
-                truth.stack(id).into_iter().map(own).collect()
+                stacks.entry(id).or_insert_with(|| truth.stack(id).into_iter().map(own).collect()).clone()
             }),
         };
         let end_ns = row.end_ns.filter(|_| has_end).map(|end| end as i64);
@@ -133,7 +141,13 @@ fn stream_on_tape(stream: u64, per_thread: bool, thread: u32) -> u64 {
 pub(crate) fn tape(path: &Path, pid: u32, compared: Compared) -> Threads {
     let tape = Tape::open(path).expect("the tape opens");
     let contents = tape.read(&Wanted::default()).expect("the tape is read");
-    let names = Names { definitions: &contents.definitions, stacks: compared.stacks };
+    let names = Names {
+        definitions: &contents.definitions,
+        with_stacks: compared.stacks,
+        functions: RefCell::default(),
+        kernels: RefCell::default(),
+        stacks: RefCell::default(),
+    };
     let mut threads = Threads::new();
     let mut add = |thread: u32, start_ns: i64, duration_ns: u64, has_end: bool, call: Call| {
         let Some(thread) = names.thread(thread, pid) else { return };
@@ -168,8 +182,8 @@ pub(crate) fn tape(path: &Path, pid: u32, compared: Compared) -> Threads {
         };
         add(row.thread, row.start_ns, row.duration_ns, true, call);
     }
-    let copies: BTreeMap<u64, _> = events.memcpy.rows().map(|row| (row.correlation, row)).collect();
-    let sets: BTreeMap<u64, _> = events.memset.rows().map(|row| (row.correlation, row)).collect();
+    let copies: FxHashMap<u64, _> = events.memcpy.rows().map(|row| (row.correlation, row)).collect();
+    let sets: FxHashMap<u64, _> = events.memset.rows().map(|row| (row.correlation, row)).collect();
     for row in events.api.rows() {
         let mut call = Call {
             function: names.function(row.function),
@@ -256,9 +270,26 @@ pub(crate) fn lost(path: &Path) -> u64 {
     contents.events.loss.rows().map(|row| row.count).sum()
 }
 
+/// Strings, each once: a million calls have few.
+#[derive(Default)]
+struct Interned(FxHashMap<String, Rc<str>>);
+
+impl Interned {
+    fn get(&mut self, text: &str) -> Rc<str> {
+        if !self.0.contains_key(text) {
+            self.0.insert(text.to_owned(), text.into());
+        }
+        self.0[text].clone()
+    }
+}
+
+/// What ids on the tape mean, each looked up once.
 struct Names<'a> {
     definitions: &'a Definitions,
-    stacks: bool,
+    with_stacks: bool,
+    functions: RefCell<FxHashMap<u32, Rc<str>>>,
+    kernels: RefCell<FxHashMap<u32, Rc<str>>>,
+    stacks: RefCell<FxHashMap<u32, Rc<[FrameLine]>>>,
 }
 
 impl Names<'_> {
@@ -269,15 +300,21 @@ impl Names<'_> {
         (process.pid == i64::from(pid)).then_some(thread.tid as u32)
     }
 
-    fn function(&self, id: u32) -> String {
-        let function: Function = self.definitions.get(id).unwrap_or_default();
-        self.definitions.string(function.name).to_owned()
+    fn function(&self, id: u32) -> Rc<str> {
+        let look_up = || {
+            let function: Function = self.definitions.get(id).unwrap_or_default();
+            self.definitions.string(function.name).into()
+        };
+        self.functions.borrow_mut().entry(id).or_insert_with(look_up).clone()
     }
 
-    fn kernel(&self, id: u32) -> String {
-        let learned = self.definitions.property(DefinitionKind::Kernel as u16, id, property::NAME);
-        let kernel: KernelName = self.definitions.get(id).unwrap_or_default();
-        learned.unwrap_or_else(|| self.definitions.string(kernel.name)).to_owned()
+    fn kernel(&self, id: u32) -> Rc<str> {
+        let look_up = || {
+            let learned = self.definitions.property(DefinitionKind::Kernel as u16, id, property::NAME);
+            let kernel: KernelName = self.definitions.get(id).unwrap_or_default();
+            learned.unwrap_or_else(|| self.definitions.string(kernel.name)).into()
+        };
+        self.kernels.borrow_mut().entry(id).or_insert_with(look_up).clone()
     }
 
     fn stream(&self, id: u32) -> u64 {
@@ -286,15 +323,15 @@ impl Names<'_> {
         stream.native
     }
 
-    fn stack(&self, id: u32) -> Vec<(String, String, u32)> {
-        if !self.stacks {
-            return Vec::new();
-        }
-        let frames = self.definitions.stack_nodes(id).map(|(_, node)| {
+    fn stack(&self, id: u32) -> Rc<[FrameLine]> {
+        let frame = |node: Stack| {
             let frame: Frame = self.definitions.get(node.frame).unwrap_or_default();
-            (self.definitions.string(frame.name).to_owned(), self.definitions.string(frame.file).to_owned(), node.line)
-        });
-        frames.collect()
+            let name = self.definitions.string(frame.name).to_owned();
+            (name, self.definitions.string(frame.file).to_owned(), node.line)
+        };
+        let look_up = || self.definitions.stack_nodes(id).map(|(_, node)| frame(node)).collect();
+        let id = if self.with_stacks { id } else { 0 };
+        self.stacks.borrow_mut().entry(id).or_insert_with(look_up).clone()
     }
 }
 

@@ -26,8 +26,8 @@ fn run_records_every_call_as_the_driver_has_it() {
 
 #[test]
 fn launches_have_durations_and_results_on_request() {
-    let Some(scene) = Scene::new("launch durations") else { return };
     for python in pythons() {
+        let Some(scene) = Scene::new("launch durations") else { return };
         let mut run = scene.capture(&["run", "--launch-durations", "-o", &scene.path("run.ktape"), "--"]);
         run.args([python.as_str(), "-c", processes::LAUNCHES, "200"]);
         let output = run.output().expect("capture starts");
@@ -61,7 +61,7 @@ fn attach_records_from_the_middle_on_and_leaves_no_trace() {
         let first = scene.attach(&target, "first.ktape");
         target.go_on_until(1500);
         first.stop();
-        assert_eq!(target.library_text(), text, "the library's code is not what it was");
+        processes::assert_same_text(&target.library_text(), &text);
         target.go_on_until(2000);
         let second = scene.attach(&target, "second.ktape");
         target.go_on_until(3000);
@@ -95,14 +95,15 @@ fn what_a_killed_recorder_saw_is_on_the_tape() {
         let mut target = Target::start(&scene, &python);
         let text = target.library_text();
         let recorder = scene.attach(&target, "cut.ktape");
-        target.go_on_until(1000);
+        target.go_on_until(5000);
+        target.go_on_until(10_000);
         recorder.kill();
-        target.go_on_until(1200);
-        assert_eq!(target.library_text(), text, "the kernel has not taken the probes of a dead recorder away");
+        target.go_on_until(10_200);
+        processes::assert_same_text(&target.library_text(), &text);
         target.end();
-        // Of the last 20 ms nothing may have reached it: a piece from the middle it is all the same.
+        // What was in the ring buffer is gone with it; what it had taken is there.
         let recorded = scene.compare_middle("cut.ktape", EXACT);
-        assert!(recorded > 500, "{recorded} calls");
+        assert!(recorded > 5000, "{recorded} calls");
     }
 }
 

@@ -22,6 +22,8 @@ def turns():
         while index < int(line):
             yield index
             index += 1
+        # Whoever attached since learns the kernels' names only now.
+        handle(cu.cuModuleGetFunction, module, b"gemm"), handle(cu.cuModuleGetFunction, module, b"softmax")
         print(index, flush=True)
 cu = ctypes.CDLL("libcuda.so.1")
 def check(code):
@@ -74,7 +76,14 @@ impl Scene {
             eprintln!("SKIPPED {test}: {missing}");
             return None;
         }
-        Some(Scene { folder: tempfile::tempdir().expect("a folder"), driver })
+        // Probes belong to a file, whoever maps it: so that tests don't see each other's, each has a driver of its own.
+        let folder = tempfile::tempdir().expect("a folder");
+        let own = folder.path().join("driver");
+        std::fs::create_dir(&own).expect("a folder");
+        for file in std::fs::read_dir(driver).expect("the driver's folder").flatten() {
+            std::fs::copy(file.path(), own.join(file.file_name())).expect("a copy");
+        }
+        Some(Scene { folder, driver: own })
     }
 
     /// A path in the folder.
@@ -191,6 +200,15 @@ impl Target {
         self.child.kill().expect("it is ours");
         self.child.wait().expect("it is ours");
     }
+}
+
+/// Demands that a library's code is what it was before it was probed.
+pub(crate) fn assert_same_text(now: &[u8], before: &[u8]) {
+    assert_eq!(now.len(), before.len());
+    let changed = (0..now.len()).filter(|&at| now[at] != before[at]);
+    let changed: Vec<String> =
+        changed.take(8).map(|at| format!("{at:#x}: {:#x}, was {:#x}", now[at], before[at])).collect();
+    assert!(changed.is_empty(), "the library's code is not what it was: {changed:?}");
 }
 
 /// A `capture` that records.
