@@ -3,7 +3,7 @@
 CARGO ?= cargo
 ANALYZE = target/release/analyze
 
-.PHONY: demo test fuzz fuzz-tape fuzz-import setup peers
+.PHONY: demo test fuzz fuzz-tape fuzz-import setup bpf peers
 
 demo: ## the main job, from a made-up decode loop: everything lands in out/
 	$(CARGO) build --release --bin analyze --bin make-fixture
@@ -38,10 +38,16 @@ fuzz-import:
 	python3 fixtures/nsys/seeds.py target/fuzz/seeds/nsys
 	fixtures/fuzz.sh analyze nsys $(FUZZ_SECONDS) target/fuzz/seeds/nsys -max_len=65536
 
-setup: ## for the tests: upstream's trace_processor and UI, and a browser; zstd for the second reader of tapes; NVIDIA's libraries
+setup: bpf ## for the tests: upstream's trace_processor and UI, and a browser; zstd for the second reader of tapes; CUDA and its clients
 	fixtures/perfetto/setup.sh
 	fixtures/tapes/setup.sh
+	fixtures/simcuda/setup.sh
+	fixtures/simcuda/build.sh
 	fixtures/libcuda/setup.sh || true # not to be had everywhere; then tests say SKIPPED
+
+bpf: ## what eBPF programs are compiled with, if it is not here
+	capture/setup.sh
+
 
 TRACE ?= ../shared/traces/facebookresearch+HolisticTraceAnalysis/tests/data/df_index_resolver/df_index_resolver.json.gz
 
