@@ -2,7 +2,7 @@
 //!
 //! From the thread pointer to the frames: pthread's slot of `autoTSSkey` holds the thread state (also while the thread has
 //! given the interpreter lock up, when `_Py_tss_tstate` is empty), the thread state leads to the innermost frame, and each
-//! frame to its caller. A frame costs one read, of its prefix up to `owner`; it gives the address of a code object and the
+//! frame to its caller. Of a frame its prefix up to `owner` is read, several frames at a time; it gives the address of a code object and the
 //! instruction in it, and names and lines are made of those in user space. Frames that called into C, and the Python that C
 //! called back, are links of one chain in every version; CPython 3.12 and later put a shim frame between, which is skipped.
 //!
@@ -284,27 +284,78 @@ pub struct RawFrame {
     pub generator: u32,
 }
 
-/// Where a walk stands. Every step overwrites the window.
+/// Where a walk stands.
+///
+/// From 3.11 on the frames of Python calling Python lie behind one another in chunks of memory, the caller's below. So a read
+/// takes a window that ends with the frame, and most callers are in it already: a read costs as much as three frames.
 #[repr(C)]
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, Debug)]
 pub struct Cursor {
     /// The frame to read next; 0 when there is none.
     pub frame: u64,
-    window: [u64; WINDOW_WORDS],
+    /// The address of the window's first byte.
+    window_address: u64,
+    /// Frames that begin so many bytes or less behind it are wholly in the window.
+    window_reach: u64,
+    window: [u64; WINDOW_WORDS + FRAME_WORDS],
 }
 
-/// Words of a frame that are read, at most. A power of two, so that an index can be masked.
-const WINDOW_WORDS: usize = 16;
+/// Words of a frame that are looked at, at most. A power of two, so that an index can be masked.
+const FRAME_WORDS: usize = 16;
+/// Words that one read takes, at most: room for five frames or so. A power of two, for the same reason.
+const WINDOW_WORDS: usize = 128;
+const WINDOW_BYTES: usize = 8 * WINDOW_WORDS;
+
+impl Default for Cursor {
+    fn default() -> Self {
+        Self::at(0)
+    }
+}
 
 impl Cursor {
     /// Begins at this frame.
     pub const fn at(frame: u64) -> Self {
-        Self { frame, window: [0; WINDOW_WORDS] }
+        Self { frame, window_address: 0, window_reach: 0, window: [0; WINDOW_WORDS + FRAME_WORDS] }
+    }
+
+    /// Begins at this frame, with nothing read.
+    #[inline(always)]
+    fn begin(&mut self, frame: u64) {
+        self.frame = frame;
+        // The frame is no place behind itself, so it is not in the window.
+        self.window_address = frame.wrapping_add(1);
+        self.window_reach = 0;
+    }
+
+    /// Sees to it that the frame is in the window. False if it can't be read.
+    #[inline(always)]
+    fn fill<M: Memory>(&mut self, memory: &M, layout: &Layout) -> bool {
+        if self.frame.wrapping_sub(self.window_address) <= self.window_reach {
+            return true;
+        }
+        let frame_bytes = (layout.frame_bytes as usize).min(8 * FRAME_WORDS);
+        // SAFETY: the window is that long, and any bytes are words.
+        let window = unsafe { core::slice::from_raw_parts_mut(self.window.as_mut_ptr().cast::<u8>(), WINDOW_BYTES) };
+        if layout.instruction_scale == 0 {
+            self.window_reach = (WINDOW_BYTES as u64).wrapping_sub(frame_bytes as u64);
+            self.window_address = self.frame.wrapping_sub(self.window_reach);
+            if memory.read(self.window_address, window) {
+                return true;
+            }
+        }
+        // An object of its own, or the first frame of a chunk, below which there may be nothing.
+        self.window_reach = 0;
+        self.window_address = self.frame;
+        match window.get_mut(..frame_bytes) {
+            Some(window) => memory.read(self.frame, window),
+            None => false,
+        }
     }
 
     #[inline(always)]
     fn word(&self, index: u8) -> u64 {
-        self.window[index as usize % WINDOW_WORDS]
+        let frame = self.frame.wrapping_sub(self.window_address) as usize / 8 % WINDOW_WORDS;
+        self.window[frame + index as usize % FRAME_WORDS]
     }
 }
 
@@ -337,27 +388,26 @@ pub fn step<M: Memory>(memory: &M, layout: &Layout, cursor: &mut Cursor) -> Step
     if cursor.frame == 0 {
         return Step::End(End::Outermost);
     }
-    let length = (layout.frame_bytes as usize).min(WINDOW_WORDS * 8);
-    // SAFETY: the window is that long, and any bytes are words.
-    let window = unsafe { core::slice::from_raw_parts_mut(cursor.window.as_mut_ptr().cast::<u8>(), length) };
-    if !memory.read(cursor.frame, window) {
+    if !cursor.fill(memory, layout) {
         return Step::End(End::Unreadable);
     }
-    cursor.frame = cursor.word(layout.frame_previous_word);
+    let code_word = cursor.word(layout.frame_code_word);
+    let at = cursor.word(layout.frame_instruction_word);
+    let previous = cursor.word(layout.frame_previous_word);
     let owner = if layout.instruction_scale == 0 {
         (cursor.word(layout.frame_owner_word) >> (layout.frame_owner_shift & 63)) as u8
     } else {
         0
     };
+    cursor.frame = previous;
     if owner >= OWNED_BY_C_STACK {
         return Step::Shim;
     }
     // 3.14 keeps marks in the lowest bits.
-    let code = cursor.word(layout.frame_code_word) & !7;
+    let code = code_word & !7;
     if code == 0 {
         return Step::End(End::Unreadable);
     }
-    let at = cursor.word(layout.frame_instruction_word);
     let instruction = if layout.instruction_scale == 0 {
         at.wrapping_sub(code).wrapping_sub(layout.code_instructions as u64) as i32
     } else {
@@ -401,7 +451,7 @@ impl Walk {
         self.count = 0;
         // Until a step says otherwise: who runs out of steps has cut the stack.
         self.end = End::Cut as u32;
-        self.cursor.frame = frame;
+        self.cursor.begin(frame);
     }
 
     /// Takes a step and keeps the frame it finds. To be called until it gives [`Step::End`], [`MAX_STEPS`] times at most.

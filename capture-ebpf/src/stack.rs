@@ -127,9 +127,8 @@ fn begin(space: &mut Space) -> Option<()> {
     // SAFETY: a helper without arguments.
     let task = unsafe { bpf_get_current_task() } as *const task_struct;
     // SAFETY: the helper checks the address.
-    let thread_pointer = unsafe {
-        bpf_probe_read_kernel(task.cast::<u8>().add(setting(&TASK_THREAD_POINTER) as usize).cast::<u64>())
-    };
+    let thread_pointer =
+        unsafe { bpf_probe_read_kernel(task.cast::<u8>().add(setting(&TASK_THREAD_POINTER) as usize).cast::<u64>()) };
     let state = python::thread_state(&User, &space.interpreter, thread_pointer.ok()?)?;
     let frame = if state == 0 { 0 } else { python::first_frame(&User, &space.interpreter.layout, state)? };
     space.walk.begin(frame);
@@ -160,9 +159,10 @@ extern "C" fn step(_: u32, context: *mut c_void) -> i64 {
     let Some(space) = space_of(context) else { return 1 };
     match space.walk.advance(&User, &space.interpreter.layout) {
         Step::Frame(frame) => {
+            // An address has 47 bits, an instruction's place 20 or so: put together they fit into one word.
             let RawFrame { code, instruction, generator } = frame;
-            space.hash = mix(space.hash, code);
-            space.hash = mix(space.hash, u64::from(instruction as u32) | u64::from(generator) << 32);
+            let word = code.rotate_left(17) ^ u64::from(instruction as u32) ^ u64::from(generator) << 16;
+            space.hash = mix(space.hash, word);
             0
         }
         Step::Shim => 0,

@@ -80,7 +80,9 @@ impl Scene {
         let folder = tempfile::tempdir().expect("a folder");
         let own = folder.path().join("driver");
         std::fs::create_dir(&own).expect("a folder");
-        for file in std::fs::read_dir(driver).expect("the driver's folder").flatten() {
+        for file in
+            std::fs::read_dir(driver).expect("the driver's folder").flatten().filter(|file| file.path().is_file())
+        {
             std::fs::copy(file.path(), own.join(file.file_name())).expect("a copy");
         }
         Some(Scene { folder, driver: own })
