@@ -38,9 +38,10 @@ fuzz-import:
 	python3 fixtures/nsys/seeds.py target/fuzz/seeds/nsys
 	fixtures/fuzz.sh analyze nsys $(FUZZ_SECONDS) target/fuzz/seeds/nsys -max_len=65536
 
-setup: ## for the tests: upstream's trace_processor and UI, and a browser; zstd for the second reader of tapes
+setup: ## for the tests: upstream's trace_processor and UI, and a browser; zstd for the second reader of tapes; CUDA clients
 	fixtures/perfetto/setup.sh
 	fixtures/tapes/setup.sh
+	fixtures/simcuda/setup.sh
 
 TRACE ?= ../shared/traces/facebookresearch+HolisticTraceAnalysis/tests/data/df_index_resolver/df_index_resolver.json.gz
 
