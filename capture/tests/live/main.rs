@@ -118,3 +118,46 @@ fn children_are_recorded_with_their_parent() {
         scene.compare("run.ktape", EXACT);
     }
 }
+
+/// Records a program of `fixtures/`, and holds the tape against the driver's record.
+fn record_exactly(test: &str, python: &str, program: &str, arguments: &[&str]) {
+    let Some(scene) = Scene::new(test) else { return };
+    let program = scene.fixture(program);
+    let mut run = scene.capture(&["run", "-o", &scene.path("run.ktape"), "--", python, &program]);
+    let output = run.args(arguments).output().expect("capture starts");
+    assert!(output.status.success(), "{python} {program}: {}", String::from_utf8_lossy(&output.stderr));
+    scene.compare("run.ktape", EXACT);
+}
+
+#[test]
+fn every_function_is_recorded_with_its_arguments_and_result() {
+    for python in pythons() {
+        record_exactly("every function", &python, "workloads/calls.py", &[]);
+    }
+}
+
+#[test]
+fn an_inference_service_is_recorded_exactly() {
+    for python in pythons() {
+        record_exactly("service", &python, "workloads/serve.py", &["--requests", "12", "--seed", "5"]);
+    }
+}
+
+#[test]
+fn a_million_launches_are_recorded_exactly() {
+    if let Some(python) = pythons().pop() {
+        let arguments = ["--launches", "250000", "--threads", "4", "--depth", "12", "--distinct-stacks", "64"];
+        record_exactly("a million launches", &python, "workloads/launches.py", &arguments);
+    }
+}
+
+#[test]
+fn real_clients_are_recorded_exactly() {
+    for version in ["311", "312"] {
+        let Some(python) = processes::client(version) else { continue };
+        // All but the last resolve what they call through `cuGetProcAddress`, and call through the pointers.
+        for client in ["with_bindings.py", "with_core.py", "with_numba.py", "with_cudart.py"] {
+            record_exactly("real clients", &python, &format!("simcuda/clients/{client}"), &[]);
+        }
+    }
+}

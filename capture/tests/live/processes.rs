@@ -93,6 +93,11 @@ impl Scene {
         self.folder.path().join(name).display().to_string()
     }
 
+    /// A file of `fixtures/`.
+    pub(crate) fn fixture(&self, name: &str) -> String {
+        Path::new(env!("CARGO_MANIFEST_DIR")).join("../fixtures").join(name).display().to_string()
+    }
+
     /// A program on the stand-in driver, which keeps its truth in `truth`.
     pub(crate) fn program(&self, program: &str) -> Command {
         let mut command = Command::new(program);
@@ -249,6 +254,16 @@ pub(crate) fn pythons() -> Vec<String> {
         eprintln!("SKIPPED: no CPython 3.11 or 3.12");
     }
     found
+}
+
+/// The interpreter that has NVIDIA's own clients of the driver, of a version: `fixtures/simcuda/setup.sh` installs them.
+pub(crate) fn client(version: &str) -> Option<String> {
+    let python = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("../target/simcuda/clients{version}/bin/python"));
+    if !python.exists() {
+        assert!(std::env::var_os("KTAPE_REQUIRE_LIVE").is_none(), "no clients: run fixtures/simcuda/setup.sh");
+        eprintln!("SKIPPED: no clients for {version}: run fixtures/simcuda/setup.sh");
+    }
+    python.exists().then(|| python.display().to_string())
 }
 
 /// The executable of a version, on the path or of pyenv.
