@@ -77,7 +77,7 @@ pub fn run(args: &Args) -> Result<Outcome> {
         output::ensure_free(path, &args.input, args.force)?;
     }
     if args.output.is_some() && args.output == args.speedscope {
-        bail!("--output and --speedscope name the same file; give them two");
+        return Err(output::Refused("--output and --speedscope name the same file; give them two".to_owned()).into());
     }
     let loaded = load(&args.input, &args.selection)?;
     // Standard output may be the product. A closed stderr leaves nobody to tell.

@@ -135,7 +135,9 @@ pub fn main() -> ExitCode {
 
 /// Whether the command line was wrong, in a way that its parser cannot see.
 fn is_usage(error: &anyhow::Error) -> bool {
-    error.is::<selection::Error>() || matches!(error.downcast_ref(), Some(sampling::Error::KernelsOnCpu))
+    error.is::<selection::Error>()
+        || error.is::<output::Refused>()
+        || matches!(error.downcast_ref(), Some(sampling::Error::KernelsOnCpu))
 }
 
 fn run(command: Command) -> Result<Outcome> {

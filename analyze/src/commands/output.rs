@@ -4,8 +4,13 @@ use std::fs::File;
 use std::io::{self, BufWriter, Write as _};
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context as _, Result, anyhow, bail};
+use anyhow::{Context as _, Result, anyhow};
 use tempfile::NamedTempFile;
+
+/// An output that the command line must not name, and what to name instead: the command line is wrong, not the input.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+pub struct Refused(pub String);
 
 /// A file on its way. Dropped before [`Output::commit`], it leaves nothing.
 #[derive(Debug)]
@@ -44,7 +49,7 @@ impl Output {
         };
         match persisted {
             Ok(_) => Ok(()),
-            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Err(exists(&self.target)),
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Err(exists(&self.target).into()),
             Err(error) => Err(error).with_context(|| format!("cannot write {}", self.target.display())),
         }
     }
@@ -57,29 +62,29 @@ pub fn is_stdout(target: &Path) -> bool {
 
 /// Refuses a target that must not be written: one that exists, unless `force`, and with it what is no file of ours to
 /// replace. Called before the work, so that nobody waits for a refusal.
-pub fn ensure_free(target: &Path, input: &Path, force: bool) -> Result<()> {
-    let name = target.display();
+pub fn ensure_free(target: &Path, input: &Path, force: bool) -> Result<(), Refused> {
+    let refused = |why: &str| Err(Refused(format!("{}{why}", target.display())));
     if is_stdout(target) {
-        bail!("`-`: this output cannot go to standard output; name a file");
+        return Err(Refused("`-`: this output cannot go to standard output; name a file".to_owned()));
     }
     let Ok(metadata) = target.metadata() else {
         return match folder(target) {
             folder if folder.is_dir() => Ok(()),
-            folder => bail!("cannot write {name}: there is no folder {}; make it first", folder.display()),
+            folder => refused(&format!(": there is no folder {}; make it first", folder.display())),
         };
     };
     if metadata.is_dir() {
-        bail!("{name}: is a directory; name a file in it");
+        return refused(": is a directory; name a file in it");
     }
     // Renamed into place, the output would take the place of the device or pipe instead of going into it.
     if !metadata.is_file() {
-        bail!("{name}: is not a regular file; name another");
+        return refused(": is not a regular file; name another");
     }
     if !force {
         return Err(exists(target));
     }
     if target.canonicalize().ok().zip(input.canonicalize().ok()).is_some_and(|(target, input)| target == input) {
-        bail!("{name}: is the input; give another name");
+        return refused(": is the input; give another name");
     }
     Ok(())
 }
@@ -99,6 +104,6 @@ pub fn write<T>(target: &Path, force: bool, fill: impl FnOnce(&mut BufWriter<&Fi
     Ok(filled)
 }
 
-fn exists(target: &Path) -> anyhow::Error {
-    anyhow!("{} exists; give another name, or --force to replace it", target.display())
+fn exists(target: &Path) -> Refused {
+    Refused(format!("{} exists; give another name, or --force to replace it", target.display()))
 }

@@ -4,7 +4,7 @@ use std::io::{self, BufWriter, IsTerminal as _, Write};
 use std::path::PathBuf;
 use std::time::Instant;
 
-use anyhow::{Result, bail};
+use anyhow::Result;
 use serde::Serialize;
 
 use super::load::{Loaded, Losses, load};
@@ -53,7 +53,8 @@ struct Report<'a> {
 pub fn run(args: &Args) -> Result<Outcome> {
     let to_stdout = output::is_stdout(&args.output);
     if to_stdout && io::stdout().is_terminal() {
-        bail!("a trace is binary: name a file (-o out.pftrace), or send standard output somewhere else");
+        let why = "a trace is binary: name a file (-o out.pftrace), or send standard output somewhere else";
+        return Err(output::Refused(why.to_owned()).into());
     }
     if !to_stdout {
         output::ensure_free(&args.output, &args.input, args.force)?;

@@ -83,6 +83,15 @@ pub enum ImportError {
         /// What is wrong and what was expected.
         problem: String,
     },
+    /// The system gives no thread to read with.
+    #[error("{}: cannot start a thread to read it; end other programs, or raise the limit (`ulimit -u`)", path.display())]
+    Thread {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        #[source]
+        source: io::Error,
+    },
     /// The events cannot be written.
     #[error("cannot write the events of {}", path.display())]
     Sink {

@@ -8,8 +8,9 @@ use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 
 use ktape_format::Sink;
+use ktape_format::event::Loss;
 
-use super::{ImportError, Options, Progress, Summary, import_file, name_of};
+use super::{Broken, ImportError, Options, Progress, Summary, import_file, name_of};
 
 /// What became of one file of a folder.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize)]
@@ -35,18 +36,22 @@ pub(super) fn import<S: Sink>(
 ) -> Result<Summary, ImportError> {
     let failed = |source| ImportError::Read { path: folder.to_owned(), source };
     let files = files_of(folder).map_err(failed)?;
-    let total_bytes = files.iter().filter_map(|(_, bytes)| *bytes).sum();
+    let total_bytes = files.iter().filter_map(|(_, bytes)| bytes.ok()).sum();
     let mut all = Summary::default();
     let mut before_bytes = 0;
+    let mut lost = Vec::new();
     for (number, (path, file_bytes)) in files.iter().enumerate() {
         let name = name_of(path);
         let mut file = FileSummary { name, entries: 0, rank: None, left_out: None, same_rank_as: None };
-        let Some(file_bytes) = file_bytes else {
-            file.left_out = Some("a folder; name it to import what is in it".to_owned());
-            all.files.push(file);
-            continue;
+        let file_bytes = match file_bytes {
+            Ok(file_bytes) => file_bytes,
+            Err(what) => {
+                file.left_out = Some((*what).to_owned());
+                all.files.push(file);
+                continue;
+            }
         };
-        let mut as_long = files[..number].iter().filter(|(_, bytes)| *bytes == Some(*file_bytes));
+        let mut as_long = files[..number].iter().filter(|(_, bytes)| *bytes == Ok(*file_bytes));
         let twin = as_long.find(|(twin, _)| same(twin, path));
         let outcome = match twin {
             Some((twin, _)) => {
@@ -61,6 +66,13 @@ pub(super) fn import<S: Sink>(
                     Ok(summary) => Some(summary),
                     Err(ImportError::NotATrace { found, .. }) => {
                         file.left_out = Some(found);
+                        None
+                    }
+                    // Broken before its first event, so that nothing of it could be kept.
+                    Err(ImportError::Malformed { offset, problem, .. }) if options.lenient => {
+                        all.broken.see(Broken { offset, bytes: *file_bytes, mended: false, problem: problem.clone() });
+                        lost.push(format!("{} was not imported: {problem}", file.name));
+                        file.left_out = Some(problem);
                         None
                     }
                     Err(error) => return Err(error),
@@ -85,11 +97,20 @@ pub(super) fn import<S: Sink>(
         };
         return Err(ImportError::NotATrace { path: folder.to_owned(), found });
     }
+    // All of the time that the others tell of.
+    let (start_ns, last_ns) = all.span_ns.unwrap_or_default();
+    for cause in lost {
+        let failed = |source| ImportError::Sink { path: folder.to_owned(), source: Box::new(source) };
+        let cause = sink.string(&cause).map_err(failed)?;
+        let duration_ns = last_ns.abs_diff(start_ns);
+        sink.event(Loss { start_ns, duration_ns, cause, ..Loss::default() }).map_err(failed)?;
+    }
     Ok(all)
 }
 
-/// What is in a folder, by name; files with their lengths. Hidden ones are nobody's traces.
-fn files_of(folder: &Path) -> io::Result<Vec<(PathBuf, Option<u64>)>> {
+/// What is in a folder, by name; files with their lengths, and of what is none what it is. Hidden ones are nobody's
+/// traces.
+fn files_of(folder: &Path) -> io::Result<Vec<(PathBuf, Result<u64, &'static str>)>> {
     let mut files = Vec::new();
     for entry in folder.read_dir()? {
         let entry = entry?;
@@ -98,9 +119,13 @@ fn files_of(folder: &Path) -> io::Result<Vec<(PathBuf, Option<u64>)>> {
         }
         // A link that leads nowhere is told, by its own name, where it is opened.
         let metadata = std::fs::metadata(entry.path()).or_else(|_| entry.metadata())?;
-        if metadata.is_file() || metadata.is_dir() || metadata.is_symlink() {
-            files.push((entry.path(), (!metadata.is_dir()).then_some(metadata.len())));
-        }
+        let what = match metadata.file_type() {
+            what if what.is_file() || what.is_symlink() => Ok(metadata.len()),
+            what if what.is_dir() => Err("a folder; name it to import what is in it"),
+            // It may never end, or never begin.
+            _ => Err("a pipe, socket or device; name it to import what comes out of it"),
+        };
+        files.push((entry.path(), what));
     }
     files.sort();
     Ok(files)

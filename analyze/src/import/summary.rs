@@ -32,6 +32,8 @@ pub struct Summary {
     pub tool: Option<Tool>,
     /// What that tool's trace does not have that PyTorch's have.
     pub lacks: Vec<&'static str>,
+    /// When the first and the last event begin, on the tape's clock.
+    pub span_ns: Option<(i64, i64)>,
     /// The rank that the trace says it is of.
     pub rank: Option<String>,
     /// Kernels, copies and memsets whose launching call is in the file.
@@ -82,9 +84,16 @@ impl Summary {
         self.files.extend(part.files);
         self.tool = self.tool.max(part.tool);
         self.lacks.extend(part.lacks.into_iter().filter(|what| !self.lacks.contains(what)).collect::<Vec<_>>());
+        part.span_ns.into_iter().for_each(|(first_ns, last_ns)| self.see_span(first_ns, last_ns));
         self.rank = self.rank.take().or(part.rank);
         self.matched += part.matched;
         self.unmatched += part.unmatched;
+    }
+
+    /// Takes into account that there are events between these times.
+    pub(super) fn see_span(&mut self, first_ns: i64, last_ns: i64) {
+        let (least_ns, greatest_ns) = self.span_ns.unwrap_or((first_ns, last_ns));
+        self.span_ns = Some((least_ns.min(first_ns), greatest_ns.max(last_ns)));
     }
 
     /// Adds to the count of `what name` in one of the maps.

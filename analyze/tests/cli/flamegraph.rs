@@ -534,7 +534,7 @@ fn files_are_replaced_only_by_force() {
     fs::write(&path, "kept").unwrap();
     let args = [tape.to_str().unwrap(), "-o", path.to_str().unwrap()];
     let output = analyze(&args);
-    assert_eq!(output.status.code(), Some(1));
+    assert_eq!(output.status.code(), Some(2));
     assert!(text(&output.stderr).contains("--force"));
     assert_eq!(fs::read_to_string(&path).unwrap(), "kept");
     assert_eq!(analyze(&[&args[..], &["--force"]].concat()).status.code(), Some(0));

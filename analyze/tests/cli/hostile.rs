@@ -69,7 +69,7 @@ fn an_output_that_cannot_be_is_refused_before_the_work() {
             ("/dev/full".to_owned(), "not a regular file"),
         ] {
             let output = analyze(command.iter().chain([&target]));
-            let error = refusal(&output, 1);
+            let error = refusal(&output, 2);
             assert!(error.contains(&target) && error.contains(expected), "{command:?}: {error}");
             assert!(!error.contains(".part"), "the temporary file is nothing to the user: {error}");
         }
@@ -89,15 +89,15 @@ fn force_does_not_replace_the_input_or_a_device() {
     for command in writers(&tape).iter().filter(|command| command[0] != "import") {
         for (target, expected) in [(tape.as_str(), "is the input"), (link.to_str().unwrap(), "is the input")] {
             let arguments = command.iter().map(String::as_str).chain([target, "--force"]);
-            assert!(refusal(&analyze(arguments), 1).contains(expected), "{command:?} {target}");
+            assert!(refusal(&analyze(arguments), 2).contains(expected), "{command:?} {target}");
         }
         let arguments = command.iter().map(String::as_str).chain(["/dev/null", "--force"]);
-        assert!(refusal(&analyze(arguments), 1).contains("not a regular file"), "{command:?}");
+        assert!(refusal(&analyze(arguments), 2).contains("not a regular file"), "{command:?}");
     }
     assert!(!fs::metadata("/dev/null").unwrap().is_file());
     assert_eq!(fs::read(&tape).unwrap(), before);
     let both = ["flamegraph", &tape, "-o", "same", "--speedscope", "same"];
-    assert!(refusal(&analyze(both), 1).contains("name the same file"));
+    assert!(refusal(&analyze(both), 2).contains("name the same file"));
 }
 
 #[test]
@@ -111,7 +111,7 @@ fn standard_output_is_an_output_where_one_thing_goes_there() {
     assert!(analyze(["perfetto", &tape, "-o", "-"]).status.success());
     let trace = trace();
     for command in [["import", trace.to_str().unwrap(), "-o", "-"], ["compare", &tape, "--svg", "-"]] {
-        assert!(refusal(&analyze(command), 1).contains("name a file"), "{command:?}");
+        assert!(refusal(&analyze(command), 2).contains("name a file"), "{command:?}");
     }
 }
 

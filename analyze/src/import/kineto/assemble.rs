@@ -71,6 +71,10 @@ pub(super) struct Assembler<'s, S> {
     ignored: Option<Broken>,
     /// The text that was not read yet.
     rest: Vec<u8>,
+    /// How many lines end in `rest`.
+    rest_lines: u64,
+    /// A piece that was read to its end.
+    spent: Vec<u8>,
     /// How long that must be before it is looked at again: twice as long as when it was not enough, as looking at it
     /// with every piece would take a time that grows with its square.
     enough: usize,
@@ -106,6 +110,8 @@ impl<'s, S: Sink> Assembler<'s, S> {
             has_events: false,
             ignored: None,
             rest: Vec::new(),
+            rest_lines: 0,
+            spent: Vec::new(),
             enough: 0,
             vain_bytes: 0,
             offset: 0,
@@ -116,19 +122,22 @@ impl<'s, S: Sink> Assembler<'s, S> {
         }
     }
 
-    /// Takes the next piece. A fault's offset is one for [`Assembler::position`].
-    pub(super) fn piece(&mut self, read: ReadPiece) -> Result<(), Fault> {
-        let ReadPiece { text, found, stop } = read;
+    /// Takes the next piece, and gives back one that it is done with. A fault's offset is one for
+    /// [`Assembler::position`].
+    pub(super) fn piece(&mut self, read: ReadPiece) -> Result<Vec<u8>, Fault> {
+        let ReadPiece { text, lines, found, stop } = read;
         let is_right = self.rest.is_empty() && self.next == Next::Events(Expect::Element);
         if self.rest.is_empty() {
             self.rest = text;
         } else {
             self.rest.extend_from_slice(&text);
+            self.spent = text;
         }
-        if self.rest.len() < self.enough {
-            return Ok(());
+        self.rest_lines += lines;
+        if self.rest.len() >= self.enough {
+            self.advance(is_right.then_some((found, stop)), false)?;
         }
-        self.advance(is_right.then_some((found, stop)), false)
+        Ok(std::mem::take(&mut self.spent))
     }
 
     /// Takes the end of the text. `cut` says that it is not the file's, and why.
@@ -160,9 +169,13 @@ impl<'s, S: Sink> Assembler<'s, S> {
     pub(super) fn position(&self, offset: usize) -> Position {
         let before = &self.rest[..offset.min(self.rest.len())];
         let offset = self.offset + before.len() as u64;
-        let line_offset = memrchr(b'\n', before).map_or(self.line_offset, |at| self.offset + at as u64 + 1);
         let line = self.lines + memchr_iter(b'\n', before).count() as u64 + 1;
-        Position { offset, line, column: offset - line_offset + 1 }
+        Position { offset, line, column: offset - self.line_offset_at(before.len()) + 1 }
+    }
+
+    /// Where the line begins in the text in which a place of `rest` is.
+    fn line_offset_at(&self, at: usize) -> u64 {
+        memrchr(b'\n', &self.rest[..at]).map_or(self.line_offset, |at| self.offset + at as u64 + 1)
     }
 
     /// Reads on, as far as the text at hand goes; `read` is what was read of it already.
@@ -204,9 +217,20 @@ impl<'s, S: Sink> Assembler<'s, S> {
 
     /// Forgets the text before a place.
     fn leave(&mut self, at: usize) {
-        let Position { offset, line, column } = self.position(at);
-        (self.offset, self.lines, self.line_offset) = (offset, line - 1, offset + 1 - column);
-        self.rest.drain(..at);
+        // What is left is short; to count in what is not would take long.
+        let lines_left = memchr_iter(b'\n', &self.rest[at..]).count() as u64;
+        let lines = self.rest_lines - lines_left;
+        if lines > 0 {
+            self.line_offset = self.line_offset_at(at);
+        }
+        self.offset += at as u64;
+        self.lines += lines;
+        self.rest_lines = lines_left;
+        if at == self.rest.len() {
+            self.spent = std::mem::take(&mut self.rest);
+        } else {
+            self.rest.drain(..at);
+        }
     }
 
     /// Takes what was found in the array from a place on.

@@ -3,6 +3,9 @@
 //! Neither the pid (a device row's is the device's number, which Python rows use too), nor the name, nor a `stream`
 //! argument (ROCm's collectives have one on the host) says it reliably.
 
+/// The name of an instant that is one of [`Category::Memory`]: 2021's have no category.
+pub(super) const MEMORY: &str = "[memory]";
+
 /// What a complete event (`"ph": "X"`) is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Category {
@@ -28,7 +31,7 @@ pub(super) enum Category {
     Driver,
     /// The profiler's own work.
     Overhead,
-    /// The caching allocator handed memory out or took it back. An instant, by its name: 2021's have no category.
+    /// The caching allocator handed memory out or took it back. An instant, by its name.
     Memory,
     /// What a thread did, of a tool that gives no categories.
     Unnamed,

@@ -83,6 +83,14 @@ impl Places {
         self.processes.get(&pid).copied()
     }
 
+    /// The process of a thread by its number in the records; the first where it is not known.
+    pub(super) fn process_of_thread(&self, records: &Records, thread: u32) -> u32 {
+        (thread as usize)
+            .checked_sub(1)
+            .and_then(|row| self.process_of(records.threads.things[row].0))
+            .unwrap_or(self.main_process)
+    }
+
     /// The thread of a number in the records.
     pub(super) fn thread(&self, number: u32) -> u32 {
         self.threads[number as usize]

@@ -13,7 +13,7 @@ use serde::de::{Deserialize, DeserializeSeed, Deserializer, IgnoredAny, MapAcces
 use serde_json::value::RawValue;
 
 use super::arguments::{Arguments, Reader};
-use super::category::Category;
+use super::category::{Category, MEMORY};
 use super::error::Fault;
 use crate::import::Broken;
 use crate::import::mixup::MEMORY_TIMELINE;
@@ -54,6 +54,17 @@ pub(super) enum Args<'a> {
     Raw(&'a RawValue),
     /// Read already, as those of an event of this category.
     Read(Category),
+}
+
+impl RawEvent<'_> {
+    /// The category of an event, if what was read of it so far tells.
+    fn known_category(&self) -> Option<Category> {
+        match &*self.phase {
+            "X" if !self.category.is_empty() => Some(Category::of(&self.category)),
+            "i" | "I" if self.name == MEMORY => Some(Category::Memory),
+            _ => None,
+        }
+    }
 }
 
 impl<'a> Args<'a> {
@@ -257,9 +268,16 @@ pub(super) fn broken(text: &[u8], at: usize, problem: String, handler: &mut impl
     let span = text[at..].trim_ascii_end();
     let span = span.strip_suffix(b",").unwrap_or(span).trim_ascii_end();
     let whole = mended(span);
-    let is_mended = span.is_empty()
-        || element(&whole, Expect::Element, handler).is_ok_and(|length| whole[length..].trim_ascii().is_empty());
-    handler.broken(Broken { offset: at as u64, bytes: span.len() as u64, mended: is_mended, problem });
+    let (mended, behind) = match element(&whole, Expect::Element, handler) {
+        Ok(length) => (true, whole[length..].trim_ascii_start().len().min(span.len())),
+        Err(_) => (span.is_empty(), 0),
+    };
+    let (offset, bytes) = (at as u64, (span.len() - behind) as u64);
+    handler.broken(Broken { offset, bytes, mended, problem });
+    if behind > 0 {
+        let problem = "what follows the event is no other".to_owned();
+        handler.broken(Broken { offset: offset + bytes, bytes: behind as u64, mended: false, problem });
+    }
 }
 
 /// The text from a place on, as far as it is UTF-8: checked once, so that strings need not be looked at again. It is
@@ -381,8 +399,7 @@ impl<'de> Visitor<'de> for ElementSeed<'_, 'de> {
                 "dur" => event.dur = Some(map.next_value()?),
                 "pid" => event.pid = Some(map.next_value()?),
                 "tid" => event.tid = Some(map.next_value()?),
-                "args" if event.phase == "X" && !event.category.is_empty() => {
-                    let category = Category::of(&event.category);
+                "args" if let Some(category) = event.known_category() => {
                     map.next_value_seed(self.reader.of(category, self.arguments))?;
                     event.args = Args::Read(category);
                 }
@@ -448,6 +465,8 @@ pub(super) fn syntax_fault(text: &[u8], error: &serde_json::Error) -> Option<(us
         Some(byte) if said.starts_with("control character") => {
             format!("a control character ({byte:#04x}) inside a string, which JSON forbids")
         }
+        // Sound JSON that is not what belongs there.
+        _ if error.is_data() => said.to_owned(),
         _ => format!("not JSON here: {said}"),
     };
     Some((offset, problem))

@@ -30,6 +30,7 @@ use ktape_format::Sink;
 
 use assemble::{Assembler, Position};
 use error::Fault;
+use json::Expect;
 use pieces::{Cutter, PIECE_BYTES};
 use write::Writer;
 
@@ -68,13 +69,14 @@ fn import_text<S: Sink>(
     options: Options,
     mut progress: impl FnMut(Progress),
 ) -> Result<Summary, ImportError> {
-    let Text { path, reader, unpacked, done_bytes, file_bytes } = text;
+    let Text { path, reader, unpacked, padding_bytes, done_bytes, file_bytes } = text;
     let name = name_of(&path);
     let mut assembler = Assembler::new(sink, options.lenient);
-    let ended = read::pieces(Cutter::new(reader, piece_bytes), options.lenient, |piece| {
-        assembler.piece(piece)?;
+    let read = |text: &[u8]| read::found_in(text, Expect::Element, options.lenient);
+    let ended = read::pieces(Cutter::new(reader, piece_bytes), read, |piece| {
+        let spent = assembler.piece(piece)?;
         progress(Progress { done_bytes: done_bytes.load(Ordering::Relaxed), total_bytes: file_bytes });
-        Ok(())
+        Ok(spent)
     });
     let good_events = assembler.events();
     let outcome = match ended {
@@ -86,26 +88,22 @@ fn import_text<S: Sink>(
         Ok(read::Ended { error: None, .. }) => assembler.end(None),
         Err(fault) => Err(fault),
     };
-    let outcome = match outcome {
+    let fault = match outcome {
         Ok(()) => {
-            let (sink, records, summary) = assembler.finish();
-            return Writer::write(sink, &name, of_many, records, summary).map_err(|fault| match fault {
-                Fault::Sink(source) => ImportError::Sink { path, source },
-                Fault::Times(problem) => ImportError::Times { path, problem },
-                Fault::NotATrace(found) | Fault::At { problem: found, .. } => ImportError::NotATrace { path, found },
-            });
+            let (sink, records, mut summary) = assembler.finish();
+            summary.repair_all("zero byte behind the end of the gzip, skipped", padding_bytes.load(Ordering::Relaxed));
+            match Writer::write(sink, &name, of_many, records, summary) {
+                Ok(summary) => return Ok(summary),
+                Err(fault) => fault.in_file(path),
+            }
         }
-        Err(fault) => fault,
-    };
-    Err(match outcome {
-        Fault::At { offset, problem } => {
+        Err(Fault::At { offset, problem }) => {
             let (good_events, Position { offset, line, column }) = (assembler.events(), assembler.position(offset));
             ImportError::Malformed { path, offset, line, column, unpacked, good_events, problem }
         }
-        Fault::NotATrace(found) => ImportError::NotATrace { path, found },
-        Fault::Times(problem) => ImportError::Times { path, problem },
-        Fault::Sink(source) => ImportError::Sink { path, source },
-    })
+        Err(fault) => fault.in_file(path),
+    };
+    Err(fault)
 }
 
 #[cfg(test)]

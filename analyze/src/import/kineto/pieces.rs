@@ -35,25 +35,33 @@ impl<R: Read> Cutter<R> {
     }
 
     /// The next piece; `None` after the last. After an error the text that came before it is the next and last piece.
-    pub(super) fn next(&mut self) -> io::Result<Option<Vec<u8>>> {
-        let mut text = Vec::with_capacity(self.piece_bytes + self.rest.len());
-        text.append(&mut self.rest);
-        while !self.ended && text.len() < self.piece_bytes {
-            let wanted = self.piece_bytes - text.len();
-            match (&mut self.reader).take(wanted as u64).read_to_end(&mut text) {
-                Ok(read) => self.ended = read < wanted,
+    /// `spent` is a piece that nobody needs any more: its memory is used again, as it is.
+    pub(super) fn next(&mut self, spent: Vec<u8>) -> io::Result<Option<Vec<u8>>> {
+        // One that a long event made long is not kept.
+        let mut text = if spent.capacity() <= 2 * self.piece_bytes { spent } else { Vec::new() };
+        let mut filled = self.rest.len();
+        text.resize(self.piece_bytes.max(filled), 0);
+        text[..filled].copy_from_slice(&self.rest);
+        self.rest.clear();
+        while !self.ended && filled < text.len() {
+            match self.reader.read(&mut text[filled..]) {
+                Ok(0) => self.ended = true,
+                Ok(read) => filled += read,
                 Err(error) if error.kind() == ErrorKind::Interrupted => {}
                 Err(error) => {
                     self.ended = true;
+                    text.truncate(filled);
                     self.rest = text;
                     return Err(error);
                 }
             }
         }
+        text.truncate(filled);
         if !self.ended
             && let Some(cut) = last_event(&text)
         {
-            self.rest = text.split_off(cut);
+            self.rest.extend_from_slice(&text[cut..]);
+            text.truncate(cut);
         }
         self.text_bytes += text.len() as u64;
         Ok((!text.is_empty()).then_some(text))
@@ -100,7 +108,7 @@ mod tests {
 
     fn pieces(text: &[u8], piece_bytes: usize) -> Vec<Vec<u8>> {
         let mut cutter = Cutter::new(text, piece_bytes);
-        std::iter::from_fn(|| cutter.next().unwrap()).collect()
+        std::iter::from_fn(|| cutter.next(b"of before".to_vec()).unwrap()).collect()
     }
 
     #[test]

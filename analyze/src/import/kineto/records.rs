@@ -160,22 +160,28 @@ pub(super) type CallsByCorrelation = FxHashMap<u64, u32>;
 pub(super) struct Numbered<T> {
     pub(super) things: Vec<T>,
     numbers: FxHashMap<T, u32>,
+    /// What was asked for last: the same comes many times in a row.
+    last: Option<(T, u32)>,
 }
 
 impl<T> Default for Numbered<T> {
     fn default() -> Self {
-        Numbered { things: Vec::new(), numbers: FxHashMap::default() }
+        Numbered { things: Vec::new(), numbers: FxHashMap::default(), last: None }
     }
 }
 
 impl<T: Copy + Eq + Hash> Numbered<T> {
     /// The number of a thing.
     pub(super) fn number(&mut self, thing: T) -> u32 {
+        if let Some((_, number)) = self.last.filter(|(last, _)| *last == thing) {
+            return number;
+        }
         let next = self.things.len() as u32 + 1;
         let number = *self.numbers.entry(thing).or_insert(next);
         if number == next {
             self.things.push(thing);
         }
+        self.last = Some((thing, number));
         number
     }
 
@@ -302,6 +308,10 @@ impl Records {
     /// not known. Returns how many of each there were.
     pub(super) fn set_missing_times(&mut self) -> (u64, u64) {
         let starts = self.starts;
+        // So it is in nearly all files.
+        if starts.least_ns > 0 {
+            return (0, 0);
+        }
         if starts.is_unset(starts.least_ns) {
             self.starts.least_ns = starts.least_set_ns;
         }

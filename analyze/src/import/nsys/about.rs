@@ -112,7 +112,9 @@ impl<S: Sink, P: FnMut(Progress)> Importer<'_, '_, S, P> {
         if count > 0 {
             let cause = self.sink.string("wrong values in the report that was imported; left out")?;
             // Not through `event`, as it is no row of the report.
-            self.sink.event(Loss { start_ns: self.base_ns, count, cause, ..Loss::default() })?;
+            let (start_ns, last_ns) = self.summary.span_ns.unwrap_or((self.base_ns, self.base_ns));
+            let duration_ns = last_ns.abs_diff(start_ns);
+            self.sink.event(Loss { start_ns, duration_ns, count, cause, ..Loss::default() })?;
         }
         Ok(())
     }

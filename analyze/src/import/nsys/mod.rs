@@ -24,8 +24,8 @@ mod strings;
 use std::collections::BTreeSet;
 use std::path::Path;
 
-use ktape_format::Sink;
-use ktape_format::event::Event;
+use ktape_format::event::{ClockPair, Event};
+use ktape_format::{Row as _, Sink};
 
 use database::{Columns, Database, Row};
 use error::Fault;
@@ -287,6 +287,10 @@ impl<S: Sink, P: FnMut(Progress)> Keep for Importer<'_, '_, S, P> {
     fn event<E: Event>(&mut self, row: E) -> Result<(), Fault> {
         self.sink.event(row)?;
         self.kept(E::NAME, 1);
+        // The clock's row may be long before.
+        if E::KIND != ClockPair::KIND {
+            self.summary.see_span(row.start_ns(), row.start_ns());
+        }
         Ok(())
     }
 }

@@ -460,3 +460,39 @@ fn a_name_of_three_megabytes_and_a_hundred_thousand_arguments() {
     let case = made("large_broken.json", &whole[..whole.len() - 2000]);
     case.refused_at(case.text.len(), 1, "the file ends").keeps(&[&long], Fate::Cut(1));
 }
+
+#[test]
+fn what_is_sound_json_is_not_called_otherwise() {
+    for (name, said) in [("name_is_a_number.json", "invalid type"), ("event_is_a_string.json", "invalid type")] {
+        let error = case(name).refusal();
+        assert!(error.contains(said) && !error.contains(NOT_JSON), "{error}");
+    }
+}
+
+/// The event is kept, so only what follows it is left out.
+#[test]
+fn something_behind_a_mended_event() {
+    let good = |number: u32| {
+        format!(
+            r#"{{"ph": "X", "cat": "cpu_op", "name": "good {number}", "pid": 1, "tid": 1, "ts": {number}, "dur": 1"#
+        )
+    };
+    let text = format!("[{}, \"args\": {{\"a\": NaN}}}} rubbish, {}}}]", good(1), good(2));
+    made("behind.json", text.as_bytes())
+        .keeps(&["good 1", "good 2"], Fate::LeftOut(1))
+        .tells(&[(r#"{"ph": "X", "cat": "cpu_op", "name": "good 1""#, PUT_RIGHT), ("rubbish", LEFT_OUT)]);
+}
+
+/// As tapes and block devices fill up what is written on them; `gzip -d` takes it too.
+#[test]
+fn zeros_behind_a_gzip_stream_are_skipped_and_counted() {
+    let text = std::fs::read(fixture("modern.json")).unwrap();
+    let mut packed = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::fast());
+    packed.write_all(&text).unwrap();
+    let mut packed = packed.finish().unwrap();
+    packed.extend([0; 700]);
+    let output = made("padded.json.gz", &packed).import(&["--json"]);
+    assert_eq!(output.status.code(), Some(0), "{}", String::from_utf8_lossy(&output.stderr));
+    let summary: Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(summary["repaired"]["zero byte behind the end of the gzip, skipped"], 700);
+}

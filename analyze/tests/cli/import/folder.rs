@@ -155,6 +155,41 @@ fn a_broken_rank_stops_all_of_it_unless_lenient() {
     }
 }
 
+/// Nothing of it can be kept, but the others can, and what is missing is told at their time.
+#[test]
+fn a_rank_cut_before_its_events_is_a_loss() {
+    let zero = rank(0).replacen('{', r#"{"baseTimeNanoseconds": 1700000000000000000, "#, 1);
+    let folder = folder(&[("rank0.json", zero.as_bytes()), ("rank1.json", br#"{"distributedInfo": {"rank": 1, "#)]);
+    let (output, _) = import(folder.path(), &[]);
+    assert_eq!(output.status.code(), Some(1), "{}", String::from_utf8_lossy(&output.stderr));
+    let (output, summary) = import(folder.path(), &["--lenient"]);
+    assert_eq!(output.status.code(), Some(3), "{}", String::from_utf8_lossy(&output.stderr));
+    assert_eq!(summary["broken"]["left_out"], 1);
+    assert!(left_out(&summary)["rank1.json"].as_str().unwrap().contains("ends in the middle of its JSON"));
+    let contents = read(&folder.path().join("ranks.ktape"));
+    assert_eq!((contents.events.slice.len(), contents.events.kernel.len()), (1, 1));
+    let losses: Vec<_> = contents.events.loss.rows().collect();
+    let [loss] = losses[..] else { panic!("{losses:?}") };
+    assert_eq!((loss.start_ns, loss.duration_ns), (1_700_000_000_000_001_000, 3_000));
+    assert!(contents.definitions.string(loss.cause).starts_with("rank1.json was not imported"));
+    let ranks = folder.path().join("ranks.ktape");
+    let info = analyze(["info", ranks.to_str().unwrap()]);
+    let said = String::from_utf8(info.stdout).unwrap();
+    assert!(said.contains("a number not known at 0.000000 s: rank1.json"), "{said}");
+}
+
+/// Reading them could wait for ever.
+#[cfg(unix)]
+#[test]
+fn what_is_no_file_is_told() {
+    let zero = rank(0);
+    let folder = folder(&[("rank0.json", zero.as_bytes())]);
+    let _socket = std::os::unix::net::UnixListener::bind(folder.path().join("ranks/socket")).unwrap();
+    let (output, summary) = import(folder.path(), &[]);
+    assert_eq!(output.status.code(), Some(0));
+    assert_eq!(left_out(&summary)["socket"], "a pipe, socket or device; name it to import what comes out of it");
+}
+
 #[test]
 fn a_folder_without_a_trace_is_refused() {
     let readme: &[(&str, &[u8])] = &[("README.md", b"# Nothing here")];

@@ -1,13 +1,14 @@
 //! Made-up traces, one rule at a time.
 
-use ktape_analyze::import::Summary;
+use ktape_analyze::import::kineto::import_bytes;
+use ktape_analyze::import::{Options, Summary};
 use ktape_analyze::timeline::{DeviceOpKind, Submitter, Timeline};
-use ktape_format::Table;
 use ktape_format::definition::{
     CounterName, Device, Frame, Function, Graph, Process, Shape, Stream, frame_kind, property, subject, vendor,
 };
 use ktape_format::event::{Range, allocator, clock_kind, copy_kind, memory_kind, sync_kind, timing};
 use ktape_format::table::DefinitionKind;
+use ktape_format::{Memory, Table};
 
 use super::{fixture, import};
 
@@ -274,4 +275,20 @@ fn the_base_before_and_behind_the_events() {
     std::fs::write(&path, behind).unwrap();
     let (before, behind) = (import(&fixture("odd_values.json")).unwrap().0, import(&path).unwrap().0);
     assert_eq!(format!("{:?}", before.events), format!("{:?}", behind.events));
+}
+
+/// JSON allows it; a map would keep the last.
+#[test]
+fn two_values_of_one_series_are_both_kept() {
+    let text = br#"[{"ph": "C", "name": "n", "pid": 1, "ts": 1, "args": {"b": 1, "a": 2, "b": 3}}]"#;
+    let mut memory = Memory::default();
+    import_bytes(text, "counter.json", &mut memory, Options::default(), |_| {}).unwrap();
+    let definitions = &memory.definitions;
+    let values: Vec<(&str, f64)> = memory
+        .events
+        .counter
+        .rows()
+        .map(|row| (definitions.string(definitions.get::<CounterName>(row.counter).unwrap().name), row.value))
+        .collect();
+    assert_eq!(values, [("n a", 2.0), ("n b", 1.0), ("n b", 3.0)]);
 }

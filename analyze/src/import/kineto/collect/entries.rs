@@ -1,10 +1,14 @@
 //! Instants, counters, metadata, and the trace's own properties.
 
+use std::fmt;
+
 use ktape_format::event::{Counter, Mark};
+use serde::de::{Deserialize, Deserializer, MapAccess, Visitor};
+use serde_json::Value;
 
 use super::super::arguments::Arguments;
-use super::super::category::Category;
-use super::super::json::RawEvent;
+use super::super::category::{Category, MEMORY};
+use super::super::json::{Args, RawEvent};
 use super::super::records::{CounterValue, MemoryInstant, Metadata};
 use super::{Collector, Id};
 use crate::import::Summary;
@@ -16,12 +20,41 @@ const PROFILERS_OWN: &str = "Trace";
 /// one with many series would be many times as long as its text.
 const SERIES_NAMES_BYTES: usize = 1 << 16;
 
+/// A counter's series, all of them: a map would keep one of several with the same name.
+#[derive(Default)]
+struct Series(Vec<(String, Value)>);
+
+impl<'de> Deserialize<'de> for Series {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Series, D::Error> {
+        struct All;
+        impl<'de> Visitor<'de> for All {
+            type Value = Series;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("the series of a counter")
+            }
+            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Series, A::Error> {
+                let mut all = Vec::new();
+                while let Some(one) = map.next_entry()? {
+                    all.push(one);
+                }
+                Ok(Series(all))
+            }
+        }
+        deserializer.deserialize_map(All)
+    }
+}
+
 impl Collector {
-    pub(super) fn instant(&mut self, event: &RawEvent<'_>, start_ns: i64) {
-        // By its name, the one exception: 2021's have no category.
-        if event.name == "[memory]" {
-            let arguments = self.reader.read(Category::Memory, event.args.raw());
-            self.memory(event, start_ns, &arguments);
+    pub(super) fn instant(&mut self, event: &RawEvent<'_>, read: &Arguments<'_>, start_ns: i64) {
+        if event.name == MEMORY {
+            match event.args {
+                Args::Read(Category::Memory) => self.memory(event, start_ns, read),
+                ref args => {
+                    let arguments = self.reader.read(Category::Memory, args.raw());
+                    self.memory(event, start_ns, &arguments);
+                }
+            }
             return;
         }
         self.reader.read(Category::Other, event.args.raw());
@@ -53,8 +86,10 @@ impl Collector {
 
     /// A counter event has one value for each of its arguments.
     pub(super) fn counter(&mut self, event: &RawEvent<'_>, start_ns: i64) {
-        let series: std::collections::BTreeMap<String, serde_json::Value> =
-            event.args.raw().and_then(|args| serde_json::from_str(args.get()).ok()).unwrap_or_default();
+        let series = event.args.raw().and_then(|args| serde_json::from_str(args.get()).ok());
+        let Series(mut series) = series.unwrap_or_default();
+        // By name; of one name in the file's order.
+        series.sort_by(|(one, _), (other, _)| one.cmp(other));
         let pid = Id::of(event.pid);
         let device = match &pid {
             Id::Text(text) => text.strip_prefix("GPU ").and_then(|rest| rest.split(' ').next()?.parse().ok()),

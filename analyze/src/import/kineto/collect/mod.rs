@@ -42,6 +42,8 @@ pub(super) struct Collector {
     read_numbers: FxHashMap<String, FxHashMap<String, usize>>,
     /// The element of `read` that was counted last.
     last_read: usize,
+    /// How many keys there were beside those that events have, by name.
+    other_keys: FxHashMap<String, u64>,
     records: Records,
     summary: Summary,
 }
@@ -125,7 +127,7 @@ impl Handler for Collector {
         match (&*event.phase, start_ns) {
             ("X", Some(start_ns)) => self.complete(event, arguments, start_ns, duration_ns),
             ("B" | "E", Some(start_ns)) => self.edge(event, start_ns),
-            ("i" | "I", Some(start_ns)) => self.instant(event, start_ns),
+            ("i" | "I", Some(start_ns)) => self.instant(event, arguments, start_ns),
             ("C", Some(start_ns)) => self.counter(event, start_ns),
             ("X" | "B" | "E" | "i" | "I" | "C", None) => {
                 Summary::count(&mut self.summary.not_kept, "event without `ts`, category", &event.category, 1);
@@ -137,7 +139,10 @@ impl Handler for Collector {
         }
         self.reader.count();
         for key in &event.other_keys {
-            Summary::count(&mut self.summary.not_kept_parts, "key", key, 1);
+            match self.other_keys.get_mut(&**key) {
+                Some(count) => *count += 1,
+                None => _ = self.other_keys.insert(key.to_string(), 1),
+            }
         }
         Ok(())
     }
@@ -153,6 +158,9 @@ impl Collector {
         let mut summary = self.summary;
         for (name, count) in self.reader.dropped() {
             Summary::count(&mut summary.not_kept_parts, "argument", &name, count);
+        }
+        for (key, count) in self.other_keys {
+            Summary::count(&mut summary.not_kept_parts, "key", &key, count);
         }
         for Entries { phase, category, count } in self.read {
             Summary::count(&mut summary.read, &phase, &category, count);

@@ -9,7 +9,8 @@ use super::super::error::Fault;
 use super::super::records::{Call, Records, SyncRecord, Work};
 use crate::import::calls::{CallKind, CallName, HostCall};
 
-use super::{Located, Submitted, SubmittedBy, Writer};
+use super::links::{Links, Submitted};
+use super::{Located, Writer};
 
 /// Decides by the call's device work, then its synchronisation record, then its name.
 fn kind_of(call: &Call, work: Option<&Submitted>, sync: Option<&SyncRecord>) -> CallKind {
@@ -35,13 +36,13 @@ impl<S: Sink> Writer<'_, S> {
     pub(super) fn calls(
         &mut self,
         records: &Records,
-        submitted: &SubmittedBy,
+        links: &Links,
         located: &[Located],
         stacks: &[u32],
     ) -> Result<(), Fault> {
-        for (call, stack) in records.calls.iter().zip(stacks) {
-            let process = self.process_of_thread(records, call.thread);
-            let work = submitted.get(&(process, call.correlation));
+        for ((call, work), stack) in records.calls.iter().zip(&links.work_of_call).zip(stacks) {
+            let process = self.places.process_of_thread(records, call.thread);
+            let work = work.as_ref();
             let sync = records.syncs.get(&call.correlation).filter(|_| call.correlation != 0);
             let first = work.map(|work| work.kernel.unwrap_or(work.first));
             let on = first.map_or(Located::default(), |number| located[number as usize]);

@@ -1,22 +1,23 @@
 //! Joins the records and writes them: device work with its call, everything with its stack, in order of time.
 
 mod calls;
+mod links;
 mod rest;
 
 use ktape_format::Sink;
 use ktape_format::definition::Graph;
 use ktape_format::event::{Event, Kernel, Memcpy, Memset, timing};
-use rustc_hash::FxHashMap;
 
 use super::devices::Places;
 use super::dialect;
 use super::edges;
 use super::error::Fault;
-use super::records::{CallsByCorrelation, DeviceOp, Records, Work, is_without_shared_memory_of};
+use super::records::{DeviceOp, Records, Work, is_without_shared_memory_of};
 use crate::import::calls::Keep;
 use crate::import::stacks::{self, Query, Rank, Span};
 use crate::import::{Summary, Tool};
 use crate::timeline::audit::stream_order::StreamOrder;
+use links::Links;
 
 /// Writes the records of one file.
 pub(super) struct Writer<'s, S> {
@@ -37,20 +38,6 @@ struct Stacks {
     ranges: Vec<u32>,
     marks: Vec<u32>,
 }
-
-/// The device work of one call, by numbers into [`Records::device_ops`].
-#[derive(Clone, Copy, Debug)]
-struct Submitted {
-    /// The first operation, by start.
-    first: u32,
-    /// The first kernel, by start.
-    kernel: Option<u32>,
-    /// Whether any of it belongs to a graph.
-    in_graph: bool,
-}
-
-/// Device work by process and correlation: ids count within a process.
-type SubmittedBy = FxHashMap<(u32, u64), Submitted>;
 
 /// A device operation's definitions.
 #[derive(Clone, Copy, Default)]
@@ -80,13 +67,17 @@ impl<'s, S: Sink> Writer<'s, S> {
         records.sort();
         let places = Places::new(sink, source, &records)?;
         let mut writer = Writer { sink, places, summary, base_ns, of_many, kept: Vec::new() };
-        let stacks = writer.stacks(&records)?;
-        let calls = records.calls_by_correlation();
-        let (submitted, located) = writer.locate(&records, &calls)?;
-        writer.device_ops(&records, &calls, &located)?;
-        writer.calls(&records, &submitted, &located, &stacks.calls)?;
+        let (links, stacks) = writer.links_and_stacks(&records)?;
+        let located = writer.locate(&records, &links)?;
+        let mut order = StreamOrder::default();
+        rayon::in_place_scope(|scope| {
+            scope.spawn(|_| see_order(&mut order, &records.device_ops, &located));
+            writer.device_ops(&records, &links, &located)?;
+            writer.calls(&records, &links, &located, &stacks.calls)
+        })?;
+        writer.summary.take_disorder(order);
         writer.memory(&records, &stacks.memory)?;
-        writer.ranges(&records, &calls, &stacks.ranges)?;
+        writer.ranges(&records, &links, &stacks.ranges)?;
         writer.marks(&records, &stacks.marks)?;
         writer.slices(&records)?;
         writer.counters(&records)?;
@@ -103,97 +94,35 @@ impl<'s, S: Sink> Writer<'s, S> {
         Ok(summary)
     }
 
-    fn stacks(&mut self, records: &Records) -> Result<Stacks, Fault> {
-        let mut has_python = vec![false; records.threads.things.len() + 1];
-        for slice in records.slices.iter().filter(|slice| slice.rank == Some(Rank::Python)) {
-            has_python[slice.row.thread as usize] = true;
-        }
-        let (calls, memory) = (records.calls.len(), records.memory.len());
-        let (ranges, marks) = (records.ranges.len(), records.marks.len());
-        let mut spans: Vec<Span> = Vec::with_capacity(records.slices.len());
-        for slice in records.slices.iter().filter(|slice| slice.row.thread != 0) {
-            let Some(rank) = slice.rank else { continue };
-            let row = &slice.row;
-            let call_stack = if has_python[row.thread as usize] { 0 } else { slice.call_stack };
-            let (thread, start_ns, frame) = (row.thread, row.start_ns, row.frame);
-            spans.push(Span { thread, start_ns, end_ns: row.end_ns(), rank, frame, call_stack, slot: None });
-        }
-        let mut queries: Vec<Query> = Vec::with_capacity(calls + memory + ranges + marks);
-        let mut ask = |slot: usize, thread: u32, at_ns: i64| {
-            if thread != 0 {
-                queries.push(Query { thread, at_ns, slot: slot as u32 });
-            }
-        };
-        records.calls.iter().enumerate().for_each(|(at, call)| ask(at, call.thread, call.start_ns));
-        records.memory.iter().enumerate().for_each(|(at, row)| ask(calls + at, row.thread, row.start_ns));
-        for (at, range) in records.ranges.iter().enumerate() {
-            let (slot, row) = (calls + memory + at, &range.row);
-            let (thread, start_ns, frame) = (row.thread, row.start_ns, range.frame);
-            if frame == 0 || thread == 0 {
-                ask(slot, thread, start_ns);
-            } else {
-                let (end_ns, rank, slot) = (row.end_ns(), Rank::Annotation, Some(slot as u32));
-                spans.push(Span { thread, start_ns, end_ns, rank, frame, call_stack: 0, slot });
-            }
-        }
-        let slots = calls + memory + ranges;
-        records.marks.iter().enumerate().for_each(|(at, mark)| ask(slots + at, mark.thread, mark.start_ns));
-        let stacks = stacks::resolve(self.sink, spans, queries, slots + marks)?;
-        self.summary.stacks(&stacks);
-        let mut all = stacks.by_slot;
-        let marks = all.split_off(calls + memory + ranges);
-        let ranges = all.split_off(calls + memory);
-        let memory = all.split_off(calls);
-        Ok(Stacks { calls: all, memory, ranges, marks })
+    /// Two long searches at once: for links, which needs no sink, and for stacks.
+    fn links_and_stacks(&mut self, records: &Records) -> Result<(Links, Stacks), Fault> {
+        let Writer { sink, places, summary, .. } = self;
+        let mut links = Links::default();
+        let stacks = rayon::in_place_scope(|scope| {
+            scope.spawn(|_| links = Links::of(records, places));
+            Stacks::of(records, *sink, summary)
+        })?;
+        Ok((links, stacks))
     }
 
-    /// The process of a call's device work: the only one there is, else that of the call, else the first.
-    fn process(&self, records: &Records, calls: &CallsByCorrelation, correlation: u64) -> u32 {
-        if records.processes.things.len() > 1
-            && let Some(call) = calls.get(&correlation)
-        {
-            return self.process_of_thread(records, records.calls[*call as usize].thread);
-        }
-        self.places.main_process
-    }
-
-    fn process_of_thread(&self, records: &Records, thread: u32) -> u32 {
-        (thread as usize)
-            .checked_sub(1)
-            .and_then(|row| self.places.process_of(records.threads.things[row].0))
-            .unwrap_or(self.places.main_process)
-    }
-
-    /// Defines the stream and graph of each device operation, and groups the operations by the call's correlation.
-    fn locate(&mut self, records: &Records, calls: &CallsByCorrelation) -> Result<(SubmittedBy, Vec<Located>), Fault> {
-        let mut submitted = SubmittedBy::default();
+    /// Defines the stream and graph of each device operation.
+    fn locate(&mut self, records: &Records, links: &Links) -> Result<Vec<Located>, Fault> {
         let mut located = Vec::with_capacity(records.device_ops.len());
-        for (number, op) in (0..).zip(&records.device_ops) {
-            let process = self.process(records, calls, op.correlation);
+        for op in &records.device_ops {
+            let process = links.process(records, &self.places, op.correlation);
             let stream = self.places.stream(self.sink, process, records.places.get(op.place))?;
             let graph = match op.graph {
                 0 => 0,
                 native => self.sink.define(Graph { process, native })?,
             };
             located.push(Located { stream, graph });
-            let first = Submitted { first: number, kernel: None, in_graph: false };
-            let of_call = submitted.entry((process, op.correlation)).or_insert(first);
-            of_call.in_graph |= op.graph != 0 || op.graph_node != 0;
-            if matches!(op.work, Work::Kernel(_)) {
-                of_call.kernel.get_or_insert(number);
-            }
         }
-        submitted.retain(|(_, correlation), _| *correlation != 0);
-        Ok((submitted, located))
+        Ok(located)
     }
 
-    fn device_ops(&mut self, records: &Records, calls: &CallsByCorrelation, located: &[Located]) -> Result<(), Fault> {
-        let mut order = StreamOrder::default();
-        for (op, located) in records.device_ops.iter().zip(located) {
-            if op.timing == timing::MEASURED {
-                order.see(located.stream, op.start_ns, op.duration_ns, op.correlation);
-            }
-            let call = calls.get(&op.correlation).map(|call| &records.calls[*call as usize]);
+    fn device_ops(&mut self, records: &Records, links: &Links, located: &[Located]) -> Result<(), Fault> {
+        for ((op, located), call) in records.device_ops.iter().zip(located).zip(&links.call_of_op) {
+            let call = call.map(|call| &records.calls[call as usize]);
             *if call.is_some() { &mut self.summary.matched } else { &mut self.summary.unmatched } += 1;
             let Located { stream, graph } = *located;
             let start_ns = op.start_ns + self.base_ns;
@@ -220,7 +149,7 @@ impl<'s, S: Sink> Writer<'s, S> {
                 Work::Memcpy { bytes, kind, source_memory, target_memory, peer_device, name } => {
                     let peer_device = match peer_device {
                         Some(index) => {
-                            let process = self.process(records, calls, correlation);
+                            let process = links.process(records, &self.places, correlation);
                             self.places.device(self.sink, process, index)?
                         }
                         None => 0,
@@ -258,8 +187,61 @@ impl<'s, S: Sink> Writer<'s, S> {
                 })?,
             }
         }
-        self.summary.take_disorder(order);
         Ok(())
+    }
+}
+
+/// Looks at whether the operations of each stream came one after the other.
+fn see_order(order: &mut StreamOrder, ops: &[DeviceOp], located: &[Located]) {
+    for (op, located) in ops.iter().zip(located).filter(|(op, _)| op.timing == timing::MEASURED) {
+        order.see(located.stream, op.start_ns, op.duration_ns, op.correlation);
+    }
+}
+
+impl Stacks {
+    /// Asks for the stack of everything that has one.
+    fn of<S: Sink>(records: &Records, sink: &mut S, summary: &mut Summary) -> Result<Stacks, Fault> {
+        let mut has_python = vec![false; records.threads.things.len() + 1];
+        for slice in records.slices.iter().filter(|slice| slice.rank == Some(Rank::Python)) {
+            has_python[slice.row.thread as usize] = true;
+        }
+        let (calls, memory) = (records.calls.len(), records.memory.len());
+        let (ranges, marks) = (records.ranges.len(), records.marks.len());
+        let mut spans: Vec<Span> = Vec::with_capacity(records.slices.len());
+        for slice in records.slices.iter().filter(|slice| slice.row.thread != 0) {
+            let Some(rank) = slice.rank else { continue };
+            let row = &slice.row;
+            let call_stack = if has_python[row.thread as usize] { 0 } else { slice.call_stack };
+            let (thread, start_ns, frame) = (row.thread, row.start_ns, row.frame);
+            spans.push(Span { thread, start_ns, end_ns: row.end_ns(), rank, frame, call_stack, slot: None });
+        }
+        let mut queries: Vec<Query> = Vec::with_capacity(calls + memory + ranges + marks);
+        let mut ask = |slot: usize, thread: u32, at_ns: i64| {
+            if thread != 0 {
+                queries.push(Query { thread, at_ns, slot: slot as u32 });
+            }
+        };
+        records.calls.iter().enumerate().for_each(|(at, call)| ask(at, call.thread, call.start_ns));
+        records.memory.iter().enumerate().for_each(|(at, row)| ask(calls + at, row.thread, row.start_ns));
+        for (at, range) in records.ranges.iter().enumerate() {
+            let (slot, row) = (calls + memory + at, &range.row);
+            let (thread, start_ns, frame) = (row.thread, row.start_ns, range.frame);
+            if frame == 0 || thread == 0 {
+                ask(slot, thread, start_ns);
+            } else {
+                let (end_ns, rank, slot) = (row.end_ns(), Rank::Annotation, Some(slot as u32));
+                spans.push(Span { thread, start_ns, end_ns, rank, frame, call_stack: 0, slot });
+            }
+        }
+        let slots = calls + memory + ranges;
+        records.marks.iter().enumerate().for_each(|(at, mark)| ask(slots + at, mark.thread, mark.start_ns));
+        let stacks = stacks::resolve(sink, spans, queries, slots + marks)?;
+        summary.stacks(&stacks);
+        let mut all = stacks.by_slot;
+        let marks = all.split_off(calls + memory + ranges);
+        let ranges = all.split_off(calls + memory);
+        let memory = all.split_off(calls);
+        Ok(Stacks { calls: all, memory, ranges, marks })
     }
 }
 

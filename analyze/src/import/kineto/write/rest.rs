@@ -6,14 +6,15 @@ use ktape_format::event::{Alloc, ClockPair, Free, Loss, allocator, clock_kind};
 use ktape_format::table::DefinitionKind;
 
 use super::super::error::Fault;
-use super::super::records::{CallsByCorrelation, Records};
+use super::super::records::Records;
 use super::Writer;
+use super::links::Links;
 use crate::import::calls::Keep as _;
 
 impl<S: Sink> Writer<'_, S> {
     pub(super) fn memory(&mut self, records: &Records, stacks: &[u32]) -> Result<(), Fault> {
         for (instant, stack) in records.memory.iter().zip(stacks) {
-            let process = self.process_of_thread(records, instant.thread);
+            let process = self.places.process_of_thread(records, instant.thread);
             let (device, allocator) = match instant.device {
                 Some(index) => (self.places.device(self.sink, process, index)?, allocator::CACHING),
                 None => (0, allocator::HOST),
@@ -42,19 +43,14 @@ impl<S: Sink> Writer<'_, S> {
         Ok(())
     }
 
-    pub(super) fn ranges(
-        &mut self,
-        records: &Records,
-        calls: &CallsByCorrelation,
-        stacks: &[u32],
-    ) -> Result<(), Fault> {
+    pub(super) fn ranges(&mut self, records: &Records, links: &Links, stacks: &[u32]) -> Result<(), Fault> {
         for (range, stack) in records.ranges.iter().zip(stacks) {
             let mut row = range.row;
             row.start_ns += self.base_ns;
             row.thread = self.places.thread(row.thread);
             row.stack = *stack;
             if let Some(place) = range.place {
-                let process = self.process(records, calls, range.correlation);
+                let process = links.process(records, &self.places, range.correlation);
                 row.stream = self.places.stream(self.sink, process, records.places.get(place))?;
             }
             self.event(row)?;
@@ -128,10 +124,10 @@ impl<S: Sink> Writer<'_, S> {
     /// What of a broken file is not on the tape is a loss like any other.
     pub(super) fn losses(&mut self, records: &Records) -> Result<(), Fault> {
         let starts = &records.starts;
-        let (first_ns, last_ns) = match starts.least_ns <= starts.greatest_ns {
-            true => (starts.least_ns + self.base_ns, starts.greatest_ns + self.base_ns),
-            false => (0, 0),
-        };
+        if starts.least_ns <= starts.greatest_ns {
+            self.summary.see_span(starts.least_ns + self.base_ns, starts.greatest_ns + self.base_ns);
+        }
+        let (first_ns, last_ns) = self.summary.span_ns.unwrap_or_default();
         let process = self.places.main_process;
         let left_out = self.summary.broken.left_out;
         if left_out > 0 {

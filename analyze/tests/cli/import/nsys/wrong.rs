@@ -177,7 +177,10 @@ fn a_wrong_value_stops_the_import_or_its_row_is_left_out() {
         report.run(change);
         let error = report.try_import(Options::default()).unwrap_err().to_string();
         assert!(error.contains(place) && error.contains("--lenient"), "{error}");
-        let (_, summary) = report.try_import(LENIENT).unwrap();
+        let (timeline, summary) = report.try_import(LENIENT).unwrap();
+        let first_ns = timeline.events.launch.start_ns.iter().chain(&timeline.events.range.start_ns).min();
+        assert!(first_ns.is_some_and(|first_ns| timeline.events.loss.start_ns[0] <= *first_ns), "{change}");
+        assert!(timeline.events.loss.start_ns[0] > 0, "a loss is not told before all events: {change}");
         let wrong: Vec<_> =
             summary.not_kept.iter().filter(|(what, _)| what.starts_with("row with a wrong value")).collect();
         assert_eq!(wrong.iter().map(|(_, count)| **count).sum::<u64>(), 1, "{change}: {wrong:?}");
