@@ -16,8 +16,8 @@ use crate::python::{CodeBody, Interpreter, RawFrame};
 pub const MOST_FUNCTIONS: u32 = 512;
 /// Words of a call that are on the stack: arguments seven to eleven.
 pub const STACK_WORDS: usize = 5;
-/// The most bytes that a call's record keeps of memory that an argument points to: a `CUDA_MEMCPY3D_PEER` has 224,
-/// four elements of `CUDA_LAUNCH_PARAMS` as many.
+/// The most bytes that a call's record keeps of memory that an argument points to: a `CUDA_MEMCPY3D_PEER` has 200,
+/// four elements of `CUDA_LAUNCH_PARAMS` take 224.
 pub const MEMORY_BYTES: usize = 224;
 /// The longest string that a record keeps, with its end; what is longer is read by user space.
 pub const NAME_BYTES: usize = 4096;

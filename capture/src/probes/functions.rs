@@ -37,8 +37,10 @@ pub enum Meaning {
     GraphLaunch,
     /// Queues a host function into a stream.
     HostFunction,
-    /// Copies bytes.
-    Copy { kind: u8, to: Argument, from: Argument, bytes: Argument, stream: Option<Argument> },
+    /// Copies bytes: target and source come first.
+    Copy { kind: u8, bytes: Argument, stream: Option<Argument> },
+    /// Copies bytes between devices: target, its context, source, its context, bytes.
+    CopyPeer { stream: Option<Argument> },
     /// Copies what a structure in the first argument describes.
     CopyShape { shape: CopyShape, stream: Option<Argument> },
     /// Sets elements of some bytes to a value.
@@ -95,8 +97,7 @@ impl CopyShape {
     pub const fn bytes(self) -> u32 {
         match self {
             CopyShape::Rows => 128,
-            CopyShape::Volume => 200,
-            CopyShape::PeerVolume => 216,
+            CopyShape::Volume | CopyShape::PeerVolume => 200,
         }
     }
 }
@@ -116,7 +117,7 @@ const fn f(name: &'static str, per_thread: &'static str, meaning: Meaning) -> Fu
 }
 
 const fn copy(kind: u8, stream: Option<Argument>) -> Meaning {
-    Meaning::Copy { kind, to: 0, from: 1, bytes: 2, stream }
+    Meaning::Copy { kind, bytes: 2, stream }
 }
 
 const fn set(element_bytes: u8, stream: Option<Argument>) -> Meaning {
@@ -147,15 +148,15 @@ pub const FUNCTIONS: &[Function] = &[
     f("cuMemcpyDtoHAsync_v2", PTSZ, copy(copy_kind::DTOH, Some(3))),
     f("cuMemcpyDtoD_v2", PTDS, copy(copy_kind::DTOD, None)),
     f("cuMemcpyDtoDAsync_v2", PTSZ, copy(copy_kind::DTOD, Some(3))),
-    f("cuMemcpyPeer", PTDS, Meaning::Copy { kind: copy_kind::PTOP, to: 0, from: 2, bytes: 4, stream: None }),
-    f("cuMemcpyPeerAsync", PTSZ, Meaning::Copy { kind: copy_kind::PTOP, to: 0, from: 2, bytes: 4, stream: Some(5) }),
-    f("cuMemcpyHtoA_v2", PTDS, Meaning::Copy { kind: copy_kind::HTOA, to: 0, from: 2, bytes: 3, stream: None }),
-    f("cuMemcpyHtoAAsync_v2", PTSZ, Meaning::Copy { kind: copy_kind::HTOA, to: 0, from: 2, bytes: 3, stream: Some(4) }),
-    f("cuMemcpyAtoH_v2", PTDS, Meaning::Copy { kind: copy_kind::ATOH, to: 0, from: 1, bytes: 3, stream: None }),
-    f("cuMemcpyAtoHAsync_v2", PTSZ, Meaning::Copy { kind: copy_kind::ATOH, to: 0, from: 1, bytes: 3, stream: Some(4) }),
-    f("cuMemcpyDtoA_v2", PTDS, Meaning::Copy { kind: copy_kind::DTOA, to: 0, from: 2, bytes: 3, stream: None }),
-    f("cuMemcpyAtoD_v2", PTDS, Meaning::Copy { kind: copy_kind::ATOD, to: 0, from: 1, bytes: 3, stream: None }),
-    f("cuMemcpyAtoA_v2", PTDS, Meaning::Copy { kind: copy_kind::ATOA, to: 0, from: 2, bytes: 4, stream: None }),
+    f("cuMemcpyPeer", PTDS, Meaning::CopyPeer { stream: None }),
+    f("cuMemcpyPeerAsync", PTSZ, Meaning::CopyPeer { stream: Some(5) }),
+    f("cuMemcpyHtoA_v2", PTDS, Meaning::Copy { kind: copy_kind::HTOA, bytes: 3, stream: None }),
+    f("cuMemcpyHtoAAsync_v2", PTSZ, Meaning::Copy { kind: copy_kind::HTOA, bytes: 3, stream: Some(4) }),
+    f("cuMemcpyAtoH_v2", PTDS, Meaning::Copy { kind: copy_kind::ATOH, bytes: 3, stream: None }),
+    f("cuMemcpyAtoHAsync_v2", PTSZ, Meaning::Copy { kind: copy_kind::ATOH, bytes: 3, stream: Some(4) }),
+    f("cuMemcpyDtoA_v2", PTDS, Meaning::Copy { kind: copy_kind::DTOA, bytes: 3, stream: None }),
+    f("cuMemcpyAtoD_v2", PTDS, Meaning::Copy { kind: copy_kind::ATOD, bytes: 3, stream: None }),
+    f("cuMemcpyAtoA_v2", PTDS, Meaning::Copy { kind: copy_kind::ATOA, bytes: 4, stream: None }),
     f("cuMemcpy2D_v2", PTDS, Meaning::CopyShape { shape: CopyShape::Rows, stream: None }),
     f("cuMemcpy2DUnaligned_v2", PTDS, Meaning::CopyShape { shape: CopyShape::Rows, stream: None }),
     f("cuMemcpy2DAsync_v2", PTSZ, Meaning::CopyShape { shape: CopyShape::Rows, stream: Some(1) }),

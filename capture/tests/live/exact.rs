@@ -45,6 +45,8 @@ pub(crate) struct Timed {
     pub(crate) call: Call,
     pub(crate) start_ns: i64,
     pub(crate) end_ns: Option<i64>,
+    /// Whether the driver refused it. The tape need not know: of launches it has results only on request.
+    pub(crate) is_refused: bool,
 }
 
 /// The calls of each thread in the order of their start.
@@ -75,7 +77,7 @@ pub(crate) fn truth(truth: &Truth, compared: Compared) -> Threads {
         let Some(function) = probed.get(row.symbol) else { continue };
         let meaning = function.meaning;
         let has_end = meaning.wants_return(compared.launch_durations);
-        let is_launch = matches!(meaning, Meaning::Launch | Meaning::LaunchConfig);
+        let is_launch = matches!(meaning, Meaning::Launch | Meaning::LaunchConfig | Meaning::LaunchMulti);
         let own = |stream: u64| stream_on_tape(stream, function.per_thread_stream, row.thread);
         let has_stream = !matches!(
             meaning,
@@ -87,7 +89,7 @@ pub(crate) fn truth(truth: &Truth, compared: Compared) -> Threads {
         ) || matches!(meaning, Meaning::Wait { kind: ktape_format::event::sync_kind::STREAM, .. });
         let copy = match meaning {
             Meaning::Copy { kind, .. } => kind,
-            Meaning::CopyShape { .. } => match row.copy {
+            Meaning::CopyPeer { .. } | Meaning::CopyShape { .. } => match row.copy {
                 Some(CopyKind::HtoD) => copy_kind::HTOD,
                 Some(CopyKind::DtoH) => copy_kind::DTOH,
                 Some(CopyKind::DtoD) => copy_kind::DTOD,
@@ -122,7 +124,12 @@ pub(crate) fn truth(truth: &Truth, compared: Compared) -> Threads {
             }),
         };
         let end_ns = row.end_ns.filter(|_| has_end).map(|end| end as i64);
-        threads.entry(row.thread).or_default().push(Timed { call, start_ns: row.start_ns as i64, end_ns });
+        threads.entry(row.thread).or_default().push(Timed {
+            call,
+            start_ns: row.start_ns as i64,
+            end_ns,
+            is_refused: row.result.is_some_and(|result| result != 0),
+        });
     }
     threads
 }
@@ -152,7 +159,7 @@ pub(crate) fn tape(path: &Path, pid: u32, compared: Compared) -> Threads {
     let mut add = |thread: u32, start_ns: i64, duration_ns: u64, has_end: bool, call: Call| {
         let Some(thread) = names.thread(thread, pid) else { return };
         let end_ns = has_end.then(|| start_ns + duration_ns as i64);
-        threads.entry(thread).or_default().push(Timed { call, start_ns, end_ns });
+        threads.entry(thread).or_default().push(Timed { call, start_ns, end_ns, is_refused: false });
     };
     let events = &contents.events;
     for row in events.launch.rows() {
@@ -352,6 +359,33 @@ pub(crate) fn between(mut truth: Threads, tape: &Threads) -> Threads {
     truth
 }
 
+/// What the tape can be asked to have of a call.
+fn knowable(expected: &Timed, found: &Timed) -> Timed {
+    let mut expected = expected.clone();
+    let call = &mut expected.call;
+    let is_structure = ["cuMemcpy2D", "cuMemcpy3D"].iter().any(|name| call.function.starts_with(name));
+    if is_structure && found.call.copy == copy_kind::UNKNOWN {
+        // What unified memory is only the driver knows.
+        call.copy = copy_kind::UNKNOWN;
+    }
+    if expected.is_refused {
+        // Of a call that it refuses the driver notes only what it came to look at; the tape has what was asked.
+        let noted = |noted: &mut u64, asked: u64| *noted = if *noted == 0 { asked } else { *noted };
+        noted(&mut call.bytes, found.call.bytes);
+        noted(&mut call.stream, found.call.stream);
+        noted(&mut call.event, found.call.event);
+        noted(&mut call.address, found.call.address);
+        noted(&mut call.graph, found.call.graph);
+        if call.copy == 0 {
+            call.copy = found.call.copy;
+        }
+        if call.kernel.is_empty() {
+            call.kernel = found.call.kernel.clone();
+        }
+    }
+    expected
+}
+
 /// What differs: nothing, if the tape is exact.
 pub(crate) fn differences(truth: &Threads, tape: &Threads) -> String {
     const MOST: usize = 12;
@@ -371,6 +405,7 @@ pub(crate) fn differences(truth: &Threads, tape: &Threads) -> String {
             tell(format!("thread {thread}: {} calls, {} on the tape", expected.len(), found.len()));
         }
         for (index, (expected, found)) in expected.iter().zip(found).enumerate() {
+            let expected = knowable(expected, found);
             if expected.call != found.call {
                 tell(format!("thread {thread}, call {index}:\n  truth {:?}\n  tape  {:?}", expected.call, found.call));
             } else if found.start_ns > expected.start_ns {

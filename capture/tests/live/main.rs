@@ -146,7 +146,7 @@ fn an_inference_service_is_recorded_exactly() {
 #[test]
 fn a_million_launches_are_recorded_exactly() {
     if let Some(python) = pythons().pop() {
-        let arguments = ["--launches", "250000", "--threads", "4", "--depth", "12", "--distinct-stacks", "64"];
+        let arguments = ["--launches", "250000", "--threads", "4", "--depth", "20", "--distinct-stacks", "64"];
         record_exactly("a million launches", &python, "workloads/launches.py", &arguments);
     }
 }

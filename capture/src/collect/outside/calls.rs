@@ -69,6 +69,8 @@ pub(super) enum Open {
     /// It is no event, and its return says nothing.
     Nothing,
     Launch(Launch),
+    /// One call's launches on several devices.
+    Launches(Vec<Launch>),
     GraphLaunch(GraphLaunch),
     Api(Api),
     /// A copy, and whether its call returns only when it is done.
@@ -126,7 +128,7 @@ impl Within<'_> {
                     shared_bytes: a.half(7),
                 };
                 self.note_unreadable(a.words.is_empty());
-                self.launch(a, a.word(0), &configuration, a.word(8), sink)?
+                Open::Launch(self.launch(a, a.word(0), &configuration, a.word(8), sink)?)
             }
             Meaning::LaunchConfig => {
                 let configuration = Configuration {
@@ -135,7 +137,7 @@ impl Within<'_> {
                     shared_bytes: a.memory_half(24),
                 };
                 self.note_unreadable(a.memory.is_empty());
-                self.launch(a, a.word(1), &configuration, a.memory_word(32), sink)?
+                Open::Launch(self.launch(a, a.word(1), &configuration, a.memory_word(32), sink)?)
             }
             Meaning::LaunchMulti => self.launch_multi(a, sink)?,
             Meaning::GraphLaunch => {
@@ -152,10 +154,18 @@ impl Within<'_> {
                 })
             }
             Meaning::HostFunction => Open::Api(self.api(a)),
-            Meaning::Copy { kind, bytes, stream, .. } => self.copy(a, kind, a.word(bytes), stream, sink)?,
+            Meaning::Copy { kind, bytes, stream } => self.copy(a, kind, a.word(bytes), stream, sink)?,
+            Meaning::CopyPeer { stream } => {
+                let kind = self.objects.peer_copy_kind((a.word(3), a.word(1)), copy_kind::DTOD);
+                self.copy(a, kind, a.word(4), stream, sink)?
+            }
             Meaning::CopyShape { shape, stream } => {
                 self.note_unreadable(a.memory.is_empty());
                 let (kind, bytes) = copy_of_shape(shape, a);
+                // Source and target context.
+                let contexts = (a.memory_word(64), a.memory_word(152));
+                let kind =
+                    if shape == CopyShape::PeerVolume { self.objects.peer_copy_kind(contexts, kind) } else { kind };
                 self.copy(a, kind, bytes, stream, sink)?
             }
             Meaning::Set { value, count, rows, element_bytes, stream } => {
@@ -298,7 +308,7 @@ impl Within<'_> {
         configuration: &Configuration,
         stream: u64,
         sink: &mut S,
-    ) -> Result<Open, S::Error> {
+    ) -> Result<Launch, S::Error> {
         let call = &arguments.call;
         // The runtime's launch that this one lies in, if it does; it is good for one.
         let stub =
@@ -316,7 +326,7 @@ impl Within<'_> {
             dynamic_shared_bytes: shared_bytes,
             ..Shape::default()
         })?;
-        Ok(Open::Launch(Launch {
+        Ok(Launch {
             start_ns: call.time_ns as i64,
             correlation: self.next_correlation(),
             thread: self.thread.id,
@@ -325,28 +335,26 @@ impl Within<'_> {
             stack: self.stack,
             function: self.function_id,
             ..Launch::default()
-        }))
+        })
     }
 
     /// A launch on several devices is as many launches; those that did not fit into the record are counted.
     fn launch_multi<S: Sink>(&mut self, a: &Arguments<'_>, sink: &mut S) -> Result<Open, S::Error> {
-        let launches = a.memory.chunks_exact(LAUNCH_PARAMS_BYTES as usize);
-        let (count, known) = (a.half(1) as usize, launches.len());
-        self.note_unreadable(count > known);
-        for memory in launches.take(count) {
+        let structures = a.memory.chunks_exact(LAUNCH_PARAMS_BYTES as usize);
+        let count = a.half(1) as usize;
+        self.note_unreadable(count > structures.len());
+        let mut launches = Vec::new();
+        for memory in structures.take(count) {
             let one = Arguments { call: a.call, words: &[], memory };
             let configuration = Configuration {
                 grid: [8, 12, 16].map(|offset| one.memory_half(offset)),
                 block: [20, 24, 28].map(|offset| one.memory_half(offset)),
                 shared_bytes: one.memory_half(32),
             };
-            if let Open::Launch(row) =
-                self.launch(&one, one.memory_word(0), &configuration, one.memory_word(40), sink)?
-            {
-                sink.event(row)?;
-            }
+            launches.push(self.launch(&one, one.memory_word(0), &configuration, one.memory_word(40), sink)?);
         }
-        Ok(Open::Api(self.api(a)))
+        // Whatever it launches, it was a call.
+        Ok(if launches.is_empty() { Open::Api(self.api(a)) } else { Open::Launches(launches) })
     }
 
     fn api(&mut self, arguments: &Arguments<'_>) -> Api {
@@ -418,11 +426,10 @@ fn copy_of_shape(shape: CopyShape, a: &Arguments<'_>) -> (u8, u64) {
     // `CUmemorytype`: 1 host, 2 device, 3 array, 4 unified.
     let (source, target, width) = match shape {
         CopyShape::Rows => (a.memory_half(16), a.memory_half(72), 112),
-        CopyShape::Volume => (a.memory_half(32), a.memory_half(120), 176),
-        CopyShape::PeerVolume => (a.memory_half(32), a.memory_half(120), 192),
+        CopyShape::Volume | CopyShape::PeerVolume => (a.memory_half(32), a.memory_half(120), 176),
     };
+    // Of unified memory only the driver knows what it is.
     let kind = match (source, target) {
-        _ if shape == CopyShape::PeerVolume => copy_kind::PTOP,
         (1, 1) => copy_kind::HTOH,
         (1, 2) => copy_kind::HTOD,
         (1, 3) => copy_kind::HTOA,
@@ -460,6 +467,7 @@ impl Open {
     pub(super) fn emit<S: Sink>(self, sink: &mut S) -> Result<u64, S::Error> {
         match self {
             Open::Launch(row) => sink.event(row)?,
+            Open::Launches(rows) => rows.into_iter().try_for_each(|row| sink.event(row))?,
             Open::GraphLaunch(row) => sink.event(row)?,
             Open::Api(row) => sink.event(row)?,
             Open::Copy(api, row, _) => {
@@ -494,6 +502,9 @@ impl Open {
         match &mut self {
             Open::Nothing => {}
             Open::Launch(row) => (row.duration_ns, row.result) = (duration_ns, result),
+            Open::Launches(rows) => {
+                rows.iter_mut().for_each(|row| (row.duration_ns, row.result) = (duration_ns, result));
+            }
             Open::GraphLaunch(row) => (row.duration_ns, row.result) = (duration_ns, result),
             Open::Api(row) => (row.duration_ns, row.result) = (duration_ns, result),
             Open::Copy(api, row, is_waited_for) => {

@@ -7,6 +7,7 @@
 
 use ktape_format::Sink;
 use ktape_format::definition::{Context, Device, Graph, Stream, property, vendor};
+use ktape_format::event::copy_kind;
 use ktape_format::table::DefinitionKind;
 use rustc_hash::FxHashMap;
 
@@ -47,6 +48,13 @@ impl Objects {
     /// Learns on which device a context is.
     pub(super) fn context_on(&mut self, context: u64, device: u32) {
         self.devices.insert(context, device);
+    }
+
+    /// The direction of a copy between these contexts: `within` if they are known to be on one device.
+    pub(super) fn peer_copy_kind(&self, (source, target): (u64, u64), within: u8) -> u8 {
+        let device = |context| self.devices.get(&context);
+        let is_one_device = source == target || device(source).is_some_and(|known| Some(known) == device(target));
+        if is_one_device { within } else { copy_kind::PTOP }
     }
 
     /// The device of the thread's current context; 0 where that is not known.
