@@ -2,20 +2,28 @@
 
 CARGO ?= cargo
 ANALYZE = target/release/analyze
+CAPTURE = target/release/capture
 
 .PHONY: demo test fuzz fuzz-tape fuzz-import setup bpf peers
 
-demo: ## the main job, from a made-up decode loop: everything lands in out/
-	$(CARGO) build --release --bin analyze --bin make-fixture
+demo: bpf ## the main job: an inference service is recorded live and shown, and sampling held against the truth; all in out/
+	$(CARGO) build --release --bin analyze --bin make-fixture --bin capture
 	mkdir -p out
 	target/release/make-fixture decode-loop -o out/decode.ktape
-	$(ANALYZE) perfetto out/decode.ktape -o out/decode.pftrace --force
-	$(ANALYZE) flamegraph out/decode.ktape -o out/decode.svg --force
 	$(ANALYZE) compare out/decode.ktape --hz 100 --svg out/decode-compare.svg --force > out/decode-compare.txt
+	$(CAPTURE) doctor
+	LD_LIBRARY_PATH=$$(fixtures/simcuda/build.sh) $(CAPTURE) run -o out/serve.ktape -- \
+		python3 fixtures/workloads/serve.py --requests 60 --report out/serve.json
+	$(ANALYZE) info out/serve.ktape > out/serve.txt
+	$(ANALYZE) perfetto out/serve.ktape -o out/serve.pftrace --force
+	$(ANALYZE) flamegraph out/serve.ktape -o out/serve.svg --force
 	@echo
-	@echo "out/decode.ktape         the tape: $(ANALYZE) info out/decode.ktape"
-	@echo "out/decode.pftrace       the timeline: open it at ui.perfetto.dev, or run $(ANALYZE) open out/decode.ktape"
-	@echo "out/decode.svg           exact GPU time by Python stack: open it in a browser"
+	@echo "A Python service on a stand-in for the GPU, recorded live from outside. The probes see calls, not the GPU:"
+	@echo "launches stand for GPU time here."
+	@echo "out/serve.ktape          the tape; what is on it: less out/serve.txt"
+	@echo "out/serve.pftrace        the timeline: open it at ui.perfetto.dev, or run $(ANALYZE) open out/serve.ktape"
+	@echo "out/serve.svg            launches by Python stack: open it in a browser"
+	@echo "And a made-up decode loop with GPU times:"
 	@echo "out/decode-compare.txt   what a 100 Hz profiler would have said: less out/decode-compare.txt"
 	@echo "out/decode-compare.svg   the same as a picture: open it in a browser"
 

@@ -52,7 +52,7 @@ pub(super) fn try_all() -> Tried {
             helper(BpfHelper::BPF_FUNC_get_attach_cookie),
             ["a kernel from 5.15", AS_ROOT],
         ),
-        check("bpf_loop", Need::PythonStacks, helper(BpfHelper::BPF_FUNC_loop), ["a kernel from 5.17", AS_ROOT]),
+        check("bpf_loop", Need::Recording, helper(BpfHelper::BPF_FUNC_loop), ["a kernel from 5.17", AS_ROOT]),
         btf(),
         lockdown(),
         check("others' memory", Need::OthersProcesses, others_memory(), [AS_ROOT; 2]),
@@ -122,7 +122,7 @@ fn privileges() -> Check {
 /// Where in a thread its thread pointer is, which Python's own state is found by, the kernel's types tell.
 fn btf() -> Check {
     const FILE: &str = "/sys/kernel/btf/vmlinux";
-    check("BTF", Need::PythonStacks, File::open(FILE).map(|_| true), ["a kernel with CONFIG_DEBUG_INFO_BTF", AS_ROOT])
+    check("BTF", Need::Recording, File::open(FILE).map(|_| true), ["a kernel with CONFIG_DEBUG_INFO_BTF", AS_ROOT])
 }
 
 /// A kernel that is locked down for confidentiality lets no program read memory. Most have no such thing: then there is

@@ -21,8 +21,6 @@ pub enum Need {
     Recording,
     /// Without it, only processes of the same user are recorded.
     OthersProcesses,
-    /// Without it, calls have no Python stack.
-    PythonStacks,
     /// Without it, something is slower.
     Speed,
 }
@@ -81,13 +79,11 @@ impl Report {
             None => Mode { mode, works: true, fix: None },
             Some(missing) => Mode { mode, works: false, fix: missing.fix },
         };
-        let stacks = mode("Python stacks", &[Need::Recording, Need::PythonStacks]);
         // The interpreter that counts is the target's own, which may be in a container. None here is worth a word, no more.
         let modes = vec![
             mode("run", &[Need::Recording]),
             mode("attach to your processes", &[Need::Recording]),
             mode("attach to anybody's", &[Need::Recording, Need::OthersProcesses]),
-            stacks,
         ];
         Report { records: modes[0].works, modes, checks, nops: tried.nops, surroundings }
     }
@@ -110,6 +106,7 @@ fn space(space: &Space) -> Check {
 impl Interpreter {
     /// Whether its stacks can be read.
     pub fn is_supported(&self) -> bool {
-        self.implementation == "cpython" && surroundings::SUPPORTED.contains(&(self.version.0, self.version.1))
+        self.implementation == "cpython"
+            && surroundings::supported().any(|version| version == (self.version.0, self.version.1))
     }
 }

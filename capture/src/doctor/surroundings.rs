@@ -6,11 +6,15 @@ use std::process::{Command, Stdio};
 use rustix::fs::{Access, access, statvfs};
 use serde::Serialize;
 
+use ktape_ebpf::python::LAYOUTS;
+
 use crate::target::libraries::{Kind, kind_of};
 use crate::target::{loader, maps, process};
 
-/// The versions of CPython whose stacks can be read.
-pub(super) const SUPPORTED: [(u32, u32); 2] = [(3, 11), (3, 12)];
+/// The versions of CPython whose stacks are recorded.
+pub(super) fn supported() -> impl Iterator<Item = (u32, u32)> {
+    LAYOUTS.iter().map(|layout| (u32::from(layout.version >> 8), u32::from(layout.version & 0xff)))
+}
 
 /// What was found.
 #[derive(Debug, Serialize)]
@@ -100,7 +104,8 @@ fn users() -> Vec<User> {
 /// such), so the interpreter itself is asked.
 fn interpreters() -> Vec<Interpreter> {
     let minor = |version: &(u32, u32)| format!("python{}.{}", version.0, version.1);
-    let names = ["python3".to_owned(), "python".to_owned()].into_iter().chain(SUPPORTED.iter().map(minor));
+    let names =
+        ["python3".to_owned(), "python".to_owned()].into_iter().chain(supported().map(|version| minor(&version)));
     // One that has several names calls itself by the one it was started by.
     let is_same = |a: &Interpreter, b: &Interpreter| a.path.canonicalize().ok() == b.path.canonicalize().ok();
     let mut found: Vec<Interpreter> = Vec::new();

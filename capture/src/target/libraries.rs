@@ -100,7 +100,7 @@ pub fn mapped(pid: u32) -> Result<Vec<LibraryFile>, Error> {
     let mut found = Vec::new();
     for mapping in mappings.iter().filter(|mapping| mapping.is_file() && mapping.executable) {
         let Some(kind) = kind_of(&mapping.path) else { continue };
-        let file = open(pid, mapping)?;
+        let file = open_mapping(pid, mapping)?;
         let id = FileId::of(&file).map_err(|error| Error::of(pid, "map_files", error))?;
         if known.insert(id) {
             found.push(LibraryFile {
@@ -125,7 +125,7 @@ pub fn dynamic_linker(pid: u32) -> Result<Option<(FileId, File)>, Error> {
     };
     let mappings = maps::of(pid)?;
     let Some(mapping) = mappings.iter().find(is_linker) else { return Ok(None) };
-    let file = open(pid, mapping)?;
+    let file = open_mapping(pid, mapping)?;
     let id = FileId::of(&file).map_err(|error| Error::of(pid, "map_files", error))?;
     Ok(Some((id, file)))
 }
@@ -163,7 +163,7 @@ fn load_address(mappings: &[Mapping], code: &Mapping) -> u64 {
 }
 
 /// Opens a mapped file: by its mapping, which needs a capability, else by its path in the process's own root.
-fn open(pid: u32, mapping: &Mapping) -> Result<File, Error> {
+pub(super) fn open_mapping(pid: u32, mapping: &Mapping) -> Result<File, Error> {
     let by_mapping = match File::open(format!("/proc/{pid}/map_files/{}", mapping.name())) {
         Ok(file) => return Ok(file),
         Err(error) => error,

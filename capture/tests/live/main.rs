@@ -55,7 +55,7 @@ fn run_ends_as_its_command_does() {
 fn attach_records_from_the_middle_on_and_leaves_no_trace() {
     for python in pythons() {
         let Some(scene) = Scene::new("attach") else { return };
-        let mut target = Target::start(&scene, &python);
+        let mut target = Target::start(&scene, &python, processes::LAUNCHES);
         let text = target.library_text();
         target.go_on_until(500);
         let first = scene.attach(&target, "first.ktape");
@@ -76,10 +76,24 @@ fn attach_records_from_the_middle_on_and_leaves_no_trace() {
 }
 
 #[test]
+fn a_kernel_whose_handle_is_older_than_the_recording_has_the_name_of_its_host_stub() {
+    for python in pythons() {
+        let Some(scene) = Scene::new("host stubs") else { return };
+        let mut target = Target::start(&scene, &python, processes::STUBS);
+        let recorder = scene.attach(&target, "stubs.ktape");
+        target.go_on_until(500);
+        target.end();
+        recorder.wait();
+        let recorded = scene.compare_middle("stubs.ktape", EXACT);
+        assert!(recorded >= 490, "{recorded} calls");
+    }
+}
+
+#[test]
 fn what_a_killed_process_did_is_on_the_tape() {
     for python in pythons() {
         let Some(scene) = Scene::new("killed target") else { return };
-        let mut target = Target::start(&scene, &python);
+        let mut target = Target::start(&scene, &python, processes::LAUNCHES);
         let recorder = scene.attach(&target, "killed.ktape");
         target.go_on_until(1000);
         target.kill();
@@ -92,7 +106,7 @@ fn what_a_killed_process_did_is_on_the_tape() {
 fn what_a_killed_recorder_saw_is_on_the_tape() {
     for python in pythons() {
         let Some(scene) = Scene::new("killed recorder") else { return };
-        let mut target = Target::start(&scene, &python);
+        let mut target = Target::start(&scene, &python, processes::LAUNCHES);
         let text = target.library_text();
         let recorder = scene.attach(&target, "cut.ktape");
         target.go_on_until(5000);

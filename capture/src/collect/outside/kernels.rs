@@ -12,12 +12,14 @@ use ktape_format::definition::{KernelName, property};
 use ktape_format::table::DefinitionKind;
 use rustc_hash::FxHashMap;
 
+use crate::target::symbols;
+
 /// The kernels of a process.
 pub(super) struct Kernels {
     pid: u32,
     by_handle: FxHashMap<u64, Kernel>,
-    /// Names by host stub, as the runtime was told.
-    by_stub: FxHashMap<u64, Arc<str>>,
+    /// Names by host stub: as the runtime was told, else of its symbol; `None` for a stub without.
+    by_stub: FxHashMap<u64, Option<Arc<str>>>,
 }
 
 #[derive(Clone, Copy)]
@@ -39,7 +41,7 @@ impl Kernels {
         {
             return Ok(kernel.id);
         }
-        if let Some(name) = stub.and_then(|stub| self.by_stub.get(&stub)).cloned() {
+        if let Some(name) = stub.and_then(|stub| self.name_of_stub(stub)) {
             return self.name(handle, &name, sink);
         }
         if let Some(kernel) = self.by_handle.get(&handle) {
@@ -71,15 +73,20 @@ impl Kernels {
         Ok(())
     }
 
+    /// A host stub has its kernel's mangled name, as nvcc makes it.
+    fn name_of_stub(&mut self, stub: u64) -> Option<Arc<str>> {
+        let look_up = || symbols::function_at(self.pid, stub).map(Arc::from);
+        self.by_stub.entry(stub).or_insert_with(look_up).clone()
+    }
+
     /// Learns the name of a host stub.
     pub(super) fn stub(&mut self, stub: u64, name: &str) {
-        self.by_stub.insert(stub, name.into());
+        self.by_stub.insert(stub, Some(name.into()));
     }
 
     /// Learns that the runtime's handle stands for a host stub.
     pub(super) fn handle_of_stub(&mut self, handle: u64, stub: u64) {
-        if let Some(name) = self.by_stub.get(&stub).cloned() {
-            self.by_stub.insert(handle, name);
-        }
+        let name = self.name_of_stub(stub);
+        self.by_stub.insert(handle, name);
     }
 }
