@@ -30,8 +30,10 @@ demo: bpf ## the main job: an inference service is recorded live and shown, and 
 test: setup ## everything that CI runs
 	$(CARGO) fmt --all --check
 	$(CARGO) clippy --workspace --all-targets -- -D warnings
-	KTAPE_REQUIRE_PERFETTO=1 KTAPE_REQUIRE_SECOND_READER=1 $(CARGO) test --workspace
+	rm -f target/skipped.txt
+	KTAPE_REQUIRE_PERFETTO=1 KTAPE_REQUIRE_SECOND_READER=1 KTAPE_SKIPPED=$(CURDIR)/target/skipped.txt $(CARGO) test --workspace
 	$(MAKE) fuzz-tape
+	@if [ -e target/skipped.txt ]; then echo; sort -u target/skipped.txt; fi
 
 FUZZ_SECONDS ?= 20
 

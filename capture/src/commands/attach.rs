@@ -34,6 +34,7 @@ pub(super) fn run(args: &Args) -> Result<Outcome> {
         output: output.clone(),
         follow: false,
         launch_durations: args.recording.launch_durations,
+        buffer_bytes: args.recording.buffer << 20,
     })?;
     for &pid in &args.pids {
         session.add_process(pid)?;

@@ -35,8 +35,12 @@ pub(super) fn run(args: &Args) -> Result<Outcome> {
     let program = &args.command[0];
     let output = args.recording.output(&program.to_string_lossy(), std::process::id());
     let stop = recording::stop_on_signals()?;
-    let mut session =
-        Session::begin(Options { output, follow: true, launch_durations: args.recording.launch_durations })?;
+    let mut session = Session::begin(Options {
+        output,
+        follow: true,
+        launch_durations: args.recording.launch_durations,
+        buffer_bytes: args.recording.buffer << 20,
+    })?;
     // What is not among these is found when it is mapped; its first calls may then be missing.
     let file = loader::find_program(Path::new(program), std::env::var_os("PATH"));
     for library in loader::candidates(file.as_deref().unwrap_or(Path::new(program)), |name| std::env::var_os(name)) {

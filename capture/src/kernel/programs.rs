@@ -15,9 +15,6 @@ use crate::probes::functions::Probed;
 /// The compiled programs.
 pub(super) static OBJECT: &[u8] = aya::include_bytes_aligned!(concat!(env!("OUT_DIR"), "/ktape-ebpf-programs"));
 
-/// The ring buffer's length: what a hundred thousand calls take, half a second at 200,000 a second.
-pub const RING_BYTES: u32 = 16 << 20;
-
 /// Why recording can't begin.
 #[derive(Debug, thiserror::Error)]
 pub enum KernelError {
@@ -78,13 +75,13 @@ pub struct Kernel {
 }
 
 impl Kernel {
-    /// Loads the programs and gives them their plans. Nothing is probed, and no process recorded, yet.
-    pub fn load(functions: &[Probed]) -> Result<(Kernel, RingBuf<MapData>), KernelError> {
+    /// Loads the programs and gives them their plans; `ring_bytes` is the length of the ring buffer, a power of two. Nothing is probed, and no process recorded, yet.
+    pub fn load(functions: &[Probed], ring_bytes: u32) -> Result<(Kernel, RingBuf<MapData>), KernelError> {
         let btf = Btf::of_this_kernel()?;
         let offset = |path| btf.offset("task_struct", path);
         let (tgid, pid, exit_code) = (offset("tgid")?, offset("pid")?, offset("exit_code")?);
         let thread_pointer = offset("thread.fsbase")?;
-        let wake_at_bytes = u64::from(RING_BYTES / 4);
+        let wake_at_bytes = u64::from(ring_bytes / 4);
         let mut loader = EbpfLoader::new();
         loader
             .override_global("TASK_TGID", &tgid, true)
@@ -92,7 +89,7 @@ impl Kernel {
             .override_global("TASK_EXIT_CODE", &exit_code, true)
             .override_global("TASK_THREAD_POINTER", &thread_pointer, true)
             .override_global("WAKE_AT_BYTES", &wake_at_bytes, true)
-            .map_max_entries("EVENTS", RING_BYTES);
+            .map_max_entries("EVENTS", ring_bytes);
         let mut ebpf = loader.load(OBJECT)?;
         let maps = ebpf.maps().filter_map(|(name, map)| Some((name.to_owned(), map_fd(map)?))).collect();
         let mut plans: Array<_, Wire<Plan>> = Array::try_from(take(&mut ebpf, "PLANS")?)?;

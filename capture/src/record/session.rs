@@ -56,6 +56,8 @@ pub struct Options {
     pub follow: bool,
     /// Whether launches get a duration and a result.
     pub launch_durations: bool,
+    /// How much may wait between the programs and the recorder: a power of two.
+    pub buffer_bytes: u32,
 }
 
 /// A recording that goes on.
@@ -118,7 +120,7 @@ impl Session {
     /// Loads the programs and begins the tape. Nothing is recorded yet.
     pub fn begin(options: Options) -> Result<Session> {
         let functions = functions::all();
-        let (kernel, ring) = Kernel::load(&functions)?;
+        let (kernel, ring) = Kernel::load(&functions, options.buffer_bytes)?;
         let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
         let writer = concat!("capture ", env!("CARGO_PKG_VERSION"));
         let tape_options = TapeOptions::live(writer, ClockKind::Monotonic, &host);

@@ -175,3 +175,53 @@ fn real_clients_are_recorded_exactly() {
         }
     }
 }
+
+#[test]
+fn the_real_driver_is_recorded_too() {
+    for python in pythons() {
+        let Some(scene) = Scene::new("real driver").and_then(Scene::with_real_driver) else { return };
+        let tape = scene.path("run.ktape");
+        let mut run = scene.capture(&["run", "--launch-durations", "-o", &tape, "--"]);
+        let output = run.args([python.as_str(), "-c", processes::REFUSED, "2000"]).output().expect("capture starts");
+        assert!(output.status.success(), "{python}: {output:?}");
+        let said = String::from_utf8(output.stdout).expect("numbers");
+        let said: Vec<i64> = said.split_whitespace().map(|number| number.parse().expect("a number")).collect();
+        let &[pid, answer, count] = said.as_slice() else { panic!("{said:?}") };
+        assert_ne!(answer, 0, "there is no GPU here");
+        let compared = Compared { launch_durations: true, ..EXACT };
+        let threads = scene.recorded("run.ktape", pid as u32, compared);
+        let calls: Vec<_> = threads.values().flatten().collect();
+        assert_eq!(calls.len() as i64, count, "each call once, by symbol or by pointer");
+        for (index, recorded) in calls.iter().enumerate() {
+            let call = &recorded.call;
+            assert_eq!((&*call.function, i64::from(call.result)), ("cuLaunchKernel", answer));
+            let blocks = 1 + (index as u32 / 2) % 7;
+            assert_eq!((call.grid, call.block, call.shared_bytes), ([blocks, 2, 3], [4, 5, 6], 7));
+            assert_eq!((call.stack.len(), call.stack[0].2), (1, if index % 2 == 0 { 12 } else { 13 }));
+        }
+    }
+}
+
+#[test]
+fn what_a_stalled_recorder_loses_is_counted_to_the_call() {
+    for python in pythons() {
+        let Some(scene) = Scene::new("losses") else { return };
+        let mut target = Target::start(&scene, &python, processes::LAUNCHES);
+        let recorder = scene.attach_with(&target, "holes.ktape", &["--buffer", "1"]);
+        target.go_on_until(100);
+        recorder.pause();
+        target.go_on_until(20_000);
+        recorder.go_on();
+        target.go_on_until(20_100);
+        target.end();
+        let said = recorder.wait_for(3);
+        let (pid, asked) = scene.asked(EXACT);
+        let recorded: usize = scene.recorded("holes.ktape", pid, EXACT).values().map(Vec::len).sum();
+        let lost = exact::lost(std::path::Path::new(&scene.path("holes.ktape"))) as usize;
+        assert!(lost > 10_000, "{lost} lost of {asked}");
+        // What came before the recorder are the calls of ten turns, and those that set the driver up.
+        let before = asked - recorded - lost;
+        assert!((20..30).contains(&before), "{asked} asked, {recorded} recorded, {lost} lost: {said}");
+        assert!(said.contains(&format!("{} seen, {recorded} written, {lost} lost", recorded + lost)), "{said}");
+    }
+}

@@ -53,6 +53,25 @@ check(cu.cuMemFree_v2(memory))
 check(cu.cuCtxSynchronize())
 "#;
 
+/// A program that asks a driver without a GPU to launch, by its symbol and by the pointer that the driver hands out; its
+/// argument is how often. Prints how often the answer was `CUDA_ERROR_INVALID_HANDLE` or another, and its process.
+pub(crate) const REFUSED: &str = r#"
+import collections, ctypes, os, sys
+cu = ctypes.CDLL("libcuda.so.1")
+cu.cuInit(0)
+pointer = ctypes.c_void_p()
+assert cu.cuGetProcAddress(b"cuLaunchKernel", ctypes.byref(pointer), 12000, ctypes.c_uint64(0)) == 0
+kinds = [ctypes.c_void_p] + [ctypes.c_uint] * 7 + [ctypes.c_void_p] * 3
+by_pointer = ctypes.CFUNCTYPE(ctypes.c_int, *kinds)(pointer.value)
+cu.cuLaunchKernel.argtypes = kinds
+answers = collections.Counter()
+for index in range(int(sys.argv[1])):
+    answers[cu.cuLaunchKernel(None, 1 + index % 7, 2, 3, 4, 5, 6, 7, None, None, None)] += 1
+    answers[by_pointer(None, 1 + index % 7, 2, 3, 4, 5, 6, 7, None, None, None)] += 1
+(answer, count), = answers.items()
+print(os.getpid(), answer, count)
+"#;
+
 /// A program whose kernel is launched by the runtime library, as those that nvcc makes. The kernel's host stub is a function
 /// whose symbol is the kernel's name. Up to each number on its standard input, as [`LAUNCHES`].
 pub(crate) const STUBS: &str = r#"
@@ -100,8 +119,7 @@ impl Scene {
             None
         };
         if let Some(missing) = missing {
-            assert!(std::env::var_os("KTAPE_REQUIRE_LIVE").is_none(), "{missing}");
-            eprintln!("SKIPPED {test}: {missing}");
+            skip(&format!("{test}: {missing}"));
             return None;
         }
         // Probes belong to a file, whoever maps it: so that tests don't see each other's, each has a driver of its own.
@@ -145,8 +163,14 @@ impl Scene {
 
     /// Begins to record a process, and returns when it is.
     pub(crate) fn attach(&self, target: &Target, tape: &str) -> Recorder {
+        self.attach_with(target, tape, &[])
+    }
+
+    /// As [`Scene::attach`], with further options.
+    pub(crate) fn attach_with(&self, target: &Target, tape: &str, options: &[&str]) -> Recorder {
         let pid = target.child.id().to_string();
         let mut command = self.capture(&["attach", "--pid", &pid, "-o", &self.path(tape)]);
+        command.args(options);
         command.stdin(Stdio::null()).stderr(Stdio::piped()).stdout(Stdio::null());
         let mut child = command.spawn().expect("capture starts");
         let mut said = BufReader::new(child.stderr.take().expect("piped"));
@@ -169,6 +193,31 @@ impl Scene {
         assert!(differences.is_empty(), "{tape}:\n{differences}");
         assert_eq!(exact::lost(Path::new(&tape)), 0, "events were lost");
         found.values().map(Vec::len).sum()
+    }
+
+    /// As a tape's calls, all of them.
+    pub(crate) fn recorded(&self, tape: &str, pid: u32, compared: Compared) -> exact::Threads {
+        exact::tape(Path::new(&self.path(tape)), pid, compared)
+    }
+
+    /// How many calls the driver was asked that are events.
+    pub(crate) fn asked(&self, compared: Compared) -> (u32, usize) {
+        let truth = Truth::open(Path::new(&self.path("truth"))).expect("the driver's record");
+        (truth.process(), exact::truth(&truth, compared).values().map(Vec::len).sum())
+    }
+
+    /// NVIDIA's own driver, where `fixtures/libcuda/setup.sh` could fetch it, in place of the stand-in.
+    pub(crate) fn with_real_driver(mut self) -> Option<Scene> {
+        let real = Path::new(env!("CARGO_MANIFEST_DIR")).join("../target/libcuda/driver/libcuda.so.1");
+        if !real.exists() {
+            skip("NVIDIA's libcuda is not here: run fixtures/libcuda/setup.sh");
+            return None;
+        }
+        let own = self.folder.path().join("real");
+        std::fs::create_dir(&own).expect("a folder");
+        std::fs::copy(real, own.join("libcuda.so.1")).expect("a copy");
+        self.driver = own;
+        Some(self)
     }
 
     /// Demands that a tape is what the driver recorded, and nothing was lost.
@@ -255,17 +304,34 @@ pub(crate) struct Recorder {
 impl Recorder {
     /// Ends the recording, as a person would.
     pub(crate) fn stop(self) {
-        let pid = rustix::process::Pid::from_child(&self.child);
-        rustix::process::kill_process(pid, rustix::process::Signal::INT).expect("it is ours");
+        self.signal(rustix::process::Signal::INT);
         self.wait();
     }
 
     /// Waits for its end.
-    pub(crate) fn wait(mut self) {
+    pub(crate) fn wait(self) {
+        self.wait_for(0);
+    }
+
+    /// Waits for its end with this exit code. Returns what it said.
+    pub(crate) fn wait_for(mut self, code: i32) -> String {
         let mut said = String::new();
         self.said.read_to_string(&mut said).expect("capture speaks");
         let status = self.child.wait().expect("it is ours");
-        assert!(status.success(), "{status}: {said}");
+        assert_eq!(status.code(), Some(code), "{status}: {said}");
+        said
+    }
+
+    pub(crate) fn pause(&self) {
+        self.signal(rustix::process::Signal::STOP);
+    }
+
+    pub(crate) fn go_on(&self) {
+        self.signal(rustix::process::Signal::CONT);
+    }
+
+    fn signal(&self, signal: rustix::process::Signal) {
+        rustix::process::kill_process(rustix::process::Pid::from_child(&self.child), signal).expect("it is ours");
     }
 
     pub(crate) fn kill(mut self) {
@@ -274,12 +340,22 @@ impl Recorder {
     }
 }
 
+/// Says that something is not tested here: on stderr, past the test harness, and for the last lines of `make test`.
+pub(crate) fn skip(what: &str) {
+    assert!(std::env::var_os("KTAPE_REQUIRE_LIVE").is_none(), "{what}");
+    let line = format!("SKIPPED live recording: {what}\n");
+    std::io::stderr().write_all(line.as_bytes()).expect("stderr is open");
+    if let Some(file) = std::env::var_os("KTAPE_SKIPPED") {
+        let file = std::fs::OpenOptions::new().create(true).append(true).open(file);
+        file.and_then(|mut file| file.write_all(line.as_bytes())).expect("the list of what is skipped");
+    }
+}
+
 /// The interpreters that stacks are recorded of, as far as they are here.
 pub(crate) fn pythons() -> Vec<String> {
     let found: Vec<String> = ["3.11", "3.12"].iter().filter_map(|version| python(version)).collect();
     if found.is_empty() {
-        assert!(std::env::var_os("KTAPE_REQUIRE_LIVE").is_none(), "no CPython 3.11 or 3.12");
-        eprintln!("SKIPPED: no CPython 3.11 or 3.12");
+        skip("no CPython 3.11 or 3.12");
     }
     found
 }
@@ -288,8 +364,7 @@ pub(crate) fn pythons() -> Vec<String> {
 pub(crate) fn client(version: &str) -> Option<String> {
     let python = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("../target/simcuda/clients{version}/bin/python"));
     if !python.exists() {
-        assert!(std::env::var_os("KTAPE_REQUIRE_LIVE").is_none(), "no clients: run fixtures/simcuda/setup.sh");
-        eprintln!("SKIPPED: no clients for {version}: run fixtures/simcuda/setup.sh");
+        skip(&format!("no clients for {version}: run fixtures/simcuda/setup.sh"));
     }
     python.exists().then(|| python.display().to_string())
 }
