@@ -118,6 +118,7 @@ pub(super) fn report(summary: &Summary, recording: &Recording) -> Result<()> {
     for (count, what) in [
         (*without_stack, "calls whose Python stack could not be read"),
         (gaps.unknown_stacks, "calls whose Python stack did not come through"),
+        (gaps.before_interpreter, "calls before the process's interpreter was found: without a stack"),
         (gaps.unknown_frames, "frames without a name"),
         (gaps.calls_without_return, "calls that were not seen to return"),
         (gaps.returns_without_call, "returns of calls that were not seen"),

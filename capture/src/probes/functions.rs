@@ -37,8 +37,8 @@ pub enum Meaning {
     GraphLaunch,
     /// Queues a host function into a stream.
     HostFunction,
-    /// Copies bytes: target and source come first.
-    Copy { kind: u8, bytes: Argument, stream: Option<Argument> },
+    /// Copies bytes: the target comes first.
+    Copy { kind: u8, from: Argument, bytes: Argument, stream: Option<Argument> },
     /// Copies bytes between devices: target, its context, source, its context, bytes.
     CopyPeer { stream: Option<Argument> },
     /// Copies what a structure in the first argument describes.
@@ -117,7 +117,7 @@ const fn f(name: &'static str, per_thread: &'static str, meaning: Meaning) -> Fu
 }
 
 const fn copy(kind: u8, stream: Option<Argument>) -> Meaning {
-    Meaning::Copy { kind, bytes: 2, stream }
+    Meaning::Copy { kind, from: 1, bytes: 2, stream }
 }
 
 const fn set(element_bytes: u8, stream: Option<Argument>) -> Meaning {
@@ -150,13 +150,13 @@ pub const FUNCTIONS: &[Function] = &[
     f("cuMemcpyDtoDAsync_v2", PTSZ, copy(copy_kind::DTOD, Some(3))),
     f("cuMemcpyPeer", PTDS, Meaning::CopyPeer { stream: None }),
     f("cuMemcpyPeerAsync", PTSZ, Meaning::CopyPeer { stream: Some(5) }),
-    f("cuMemcpyHtoA_v2", PTDS, Meaning::Copy { kind: copy_kind::HTOA, bytes: 3, stream: None }),
-    f("cuMemcpyHtoAAsync_v2", PTSZ, Meaning::Copy { kind: copy_kind::HTOA, bytes: 3, stream: Some(4) }),
-    f("cuMemcpyAtoH_v2", PTDS, Meaning::Copy { kind: copy_kind::ATOH, bytes: 3, stream: None }),
-    f("cuMemcpyAtoHAsync_v2", PTSZ, Meaning::Copy { kind: copy_kind::ATOH, bytes: 3, stream: Some(4) }),
-    f("cuMemcpyDtoA_v2", PTDS, Meaning::Copy { kind: copy_kind::DTOA, bytes: 3, stream: None }),
-    f("cuMemcpyAtoD_v2", PTDS, Meaning::Copy { kind: copy_kind::ATOD, bytes: 3, stream: None }),
-    f("cuMemcpyAtoA_v2", PTDS, Meaning::Copy { kind: copy_kind::ATOA, bytes: 4, stream: None }),
+    f("cuMemcpyHtoA_v2", PTDS, Meaning::Copy { kind: copy_kind::HTOA, from: 2, bytes: 3, stream: None }),
+    f("cuMemcpyHtoAAsync_v2", PTSZ, Meaning::Copy { kind: copy_kind::HTOA, from: 2, bytes: 3, stream: Some(4) }),
+    f("cuMemcpyAtoH_v2", PTDS, Meaning::Copy { kind: copy_kind::ATOH, from: 1, bytes: 3, stream: None }),
+    f("cuMemcpyAtoHAsync_v2", PTSZ, Meaning::Copy { kind: copy_kind::ATOH, from: 1, bytes: 3, stream: Some(4) }),
+    f("cuMemcpyDtoA_v2", PTDS, Meaning::Copy { kind: copy_kind::DTOA, from: 2, bytes: 3, stream: None }),
+    f("cuMemcpyAtoD_v2", PTDS, Meaning::Copy { kind: copy_kind::ATOD, from: 1, bytes: 3, stream: None }),
+    f("cuMemcpyAtoA_v2", PTDS, Meaning::Copy { kind: copy_kind::ATOA, from: 2, bytes: 4, stream: None }),
     f("cuMemcpy2D_v2", PTDS, Meaning::CopyShape { shape: CopyShape::Rows, stream: None }),
     f("cuMemcpy2DUnaligned_v2", PTDS, Meaning::CopyShape { shape: CopyShape::Rows, stream: None }),
     f("cuMemcpy2DAsync_v2", PTSZ, Meaning::CopyShape { shape: CopyShape::Rows, stream: Some(1) }),

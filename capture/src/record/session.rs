@@ -297,14 +297,14 @@ impl Session {
     fn notice(&mut self, notice: Notice) -> Result<()> {
         match notice {
             Notice::Forked { child, .. } => {
-                // The program has made a target of it already.
-                self.begin_known(child)?;
+                // The program has made a target of it already. What it has in memory its parent has handed out.
+                self.begin_known(child, false)?;
                 self.look_at(child);
             }
             Notice::Executed { pid } => {
                 // What was told to the programs meanwhile was of the program before.
                 self.kernel.set_interpreter(pid, None)?;
-                self.begin_known(pid)?;
+                self.begin_known(pid, true)?;
                 self.look_at(pid);
             }
             Notice::Libraries { pid } => self.look_at(pid),
@@ -314,13 +314,18 @@ impl Session {
     }
 
     fn begin_process(&mut self, pid: u32) -> Result<()> {
-        self.kernel.set_target(pid, self.new_target())?;
-        self.begin_known(pid)?;
+        let mut target = self.new_target();
+        // First the interpreter: a call that comes before it is known has no stack.
+        if let Ok(located) = find::locate(pid) {
+            (target.interpreter, target.has_interpreter) = (located.interpreter, 1);
+        }
+        self.kernel.set_target(pid, target)?;
+        self.begin_known(pid, false)?;
         self.lifecycle(pid, lifecycle_kind::ATTACH, monotonic_ns(), 0)
     }
 
-    /// Begins a process that the programs know.
-    fn begin_known(&mut self, pid: u32) -> Result<()> {
+    /// Begins a process that the programs know; `is_new` says whether nothing of it was missed.
+    fn begin_known(&mut self, pid: u32, is_new: bool) -> Result<()> {
         let pidfd = rustix::process::Pid::from_raw(pid as i32)
             .and_then(|pid| rustix::process::pidfd_open(pid, rustix::process::PidfdFlags::empty()).ok());
         // One that ended meanwhile has left its calls in the ring buffer, and only its number is known of it.
@@ -334,7 +339,7 @@ impl Session {
                 container: process.container.unwrap_or_default(),
             },
         );
-        self.collector.begin_process(&identity, &mut self.tape)?;
+        self.collector.begin_process(&identity, is_new, &mut self.tape)?;
         let target = self.kernel.target(pid);
         let inherited = target.filter(|target| target.has_interpreter != 0).map(|target| target.interpreter);
         if let Some(interpreter) = inherited {

@@ -88,8 +88,8 @@ pub(crate) fn truth(truth: &Truth, compared: Compared) -> Threads {
                 | Meaning::Free { stream: None, .. }
         ) || matches!(meaning, Meaning::Wait { kind: ktape_format::event::sync_kind::STREAM, .. });
         let copy = match meaning {
-            Meaning::Copy { kind, .. } => kind,
-            Meaning::CopyPeer { .. } | Meaning::CopyShape { .. } => match row.copy {
+            Meaning::Copy { kind, .. } if kind != copy_kind::UNKNOWN => kind,
+            Meaning::Copy { .. } | Meaning::CopyPeer { .. } | Meaning::CopyShape { .. } => match row.copy {
                 Some(CopyKind::HtoD) => copy_kind::HTOD,
                 Some(CopyKind::DtoH) => copy_kind::DTOH,
                 Some(CopyKind::DtoD) => copy_kind::DTOD,
@@ -198,6 +198,15 @@ pub(crate) fn tape(path: &Path, pid: u32, compared: Compared) -> Threads {
             stack: names.stack(row.stack),
             ..Call::default()
         };
+        // What was asked of a copy or memset that the driver refused.
+        let refused: serde_json::Value = serde_json::from_str(names.definitions.string(row.args)).unwrap_or_default();
+        if row.result != 0
+            && let Some(bytes) = refused["bytes"].as_u64()
+        {
+            call.bytes = bytes;
+            let kind = copy_kind::NAMES.iter().position(|name| refused["copy_kind"] == *name);
+            call.copy = kind.unwrap_or_default() as u8;
+        }
         if let Some(copy) = copies.get(&row.correlation) {
             (call.stream, call.bytes, call.copy) = (names.stream(copy.stream), copy.bytes, copy.kind);
         }
@@ -363,11 +372,6 @@ pub(crate) fn between(mut truth: Threads, tape: &Threads) -> Threads {
 fn knowable(expected: &Timed, found: &Timed) -> Timed {
     let mut expected = expected.clone();
     let call = &mut expected.call;
-    let is_structure = ["cuMemcpy2D", "cuMemcpy3D"].iter().any(|name| call.function.starts_with(name));
-    if is_structure && found.call.copy == copy_kind::UNKNOWN {
-        // What unified memory is only the driver knows.
-        call.copy = copy_kind::UNKNOWN;
-    }
     if expected.is_refused {
         // Of a call that it refuses the driver notes only what it came to look at; the tape has what was asked.
         let noted = |noted: &mut u64, asked: u64| *noted = if *noted == 0 { asked } else { *noted };
@@ -378,6 +382,10 @@ fn knowable(expected: &Timed, found: &Timed) -> Timed {
         noted(&mut call.graph, found.call.graph);
         if call.copy == 0 {
             call.copy = found.call.copy;
+        }
+        if found.call.stream == 0 {
+            // Of a copy that was refused the tape has the call, which has no stream.
+            call.stream = 0;
         }
         if call.kernel.is_empty() {
             call.kernel = found.call.kernel.clone();

@@ -1,23 +1,20 @@
 //! One call, from the words of its record to events of the tape.
 //!
-//! [`Within::open`] reads what the call was asked, [`Open::finish`] adds what its return says. A copy is two events, as on any
-//! tape: the call, and the copy itself with its bytes and direction. When the device did it is not seen from here: a copy that
-//! the call waits for lies between its beginning and end (`timing::BOUNDED`), of any other only the call is known
-//! (`timing::ABSENT`, and a duration of 0).
+//! [`Within::open`] reads what the call was asked, [`Open::finish`] adds what its return says.
 
 use ktape_ebpf::wire::{Call, STACK_WORDS};
 use ktape_format::Sink;
 use ktape_format::definition::Shape;
 use ktape_format::event::{
-    Alloc, Api, EventRecord, EventWait, Free, GraphLaunch, Launch, Memcpy, Memset, Sync, copy_kind, memory_kind,
-    sync_kind, timing,
+    Alloc, Api, EventRecord, EventWait, Free, GraphLaunch, Launch, Memcpy, Memset, Sync, copy_kind, sync_kind, timing,
 };
 
 use super::Gaps;
+use super::copies::{Asked, refused_copy, refused_set};
 use super::kernels::Kernels;
 use super::objects::Objects;
 use super::thread::Thread;
-use crate::probes::functions::{Argument, CopyShape, LAUNCH_PARAMS_BYTES, Meaning, Probed};
+use crate::probes::functions::{Argument, LAUNCH_PARAMS_BYTES, Meaning, Probed};
 
 /// A call's words.
 pub(super) struct Arguments<'a> {
@@ -43,11 +40,11 @@ impl<'a> Arguments<'a> {
     }
 
     /// A word of the structure.
-    fn memory_word(&self, offset: usize) -> u64 {
+    pub(super) fn memory_word(&self, offset: usize) -> u64 {
         self.memory.get(offset..).and_then(|rest| rest.first_chunk()).map_or(0, |&bytes| u64::from_le_bytes(bytes))
     }
 
-    fn memory_half(&self, offset: usize) -> u32 {
+    pub(super) fn memory_half(&self, offset: usize) -> u32 {
         self.memory_word(offset) as u32
     }
 
@@ -153,37 +150,28 @@ impl Within<'_> {
                     ..GraphLaunch::default()
                 })
             }
-            Meaning::HostFunction => Open::Api(self.api(a)),
-            Meaning::Copy { kind, bytes, stream } => self.copy(a, kind, a.word(bytes), stream, sink)?,
+            Meaning::HostFunction => {
+                let stream = sink.string(&serde_json::json!({ "stream": a.word(0) }).to_string())?;
+                Open::Api(Api { args: stream, ..self.api(a) })
+            }
+            Meaning::Copy { kind, from, bytes, stream } => {
+                let asked = Asked { kind, source: a.word(from), target: a.word(0), bytes: a.word(bytes) };
+                self.copy(a, asked, stream, sink)?
+            }
             Meaning::CopyPeer { stream } => {
+                // Source and target context.
                 let kind = self.objects.peer_copy_kind((a.word(3), a.word(1)), copy_kind::DTOD);
-                self.copy(a, kind, a.word(4), stream, sink)?
+                self.copy(a, Asked { kind, source: a.word(2), target: a.word(0), bytes: a.word(4) }, stream, sink)?
             }
             Meaning::CopyShape { shape, stream } => {
                 self.note_unreadable(a.memory.is_empty());
-                let (kind, bytes) = copy_of_shape(shape, a);
-                // Source and target context.
-                let contexts = (a.memory_word(64), a.memory_word(152));
-                let kind =
-                    if shape == CopyShape::PeerVolume { self.objects.peer_copy_kind(contexts, kind) } else { kind };
-                self.copy(a, kind, bytes, stream, sink)?
+                let asked = Asked::by_shape(shape, a, self.objects);
+                self.copy(a, asked, stream, sink)?
             }
             Meaning::Set { value, count, rows, element_bytes, stream } => {
-                let stream = self.stream_argument(a, stream, sink)?;
                 let rows = rows.map_or(1, |rows| a.word(rows));
                 let bytes = a.word(count).saturating_mul(rows).saturating_mul(element_bytes.into());
-                let api = self.api(a);
-                let row = Memset {
-                    start_ns: api.start_ns,
-                    correlation: api.correlation,
-                    stream,
-                    bytes,
-                    value: a.half(value) & (u32::MAX >> (32 - 8 * u32::from(element_bytes))),
-                    target_memory: memory_kind::DEVICE,
-                    timing: timing::ABSENT,
-                    ..Memset::default()
-                };
-                Open::Set(api, row)
+                self.set(a, a.half(value), bytes, element_bytes, stream, sink)?
             }
             Meaning::Wait { kind, object } => {
                 let object = object.map_or(0, |object| a.word(object));
@@ -292,7 +280,7 @@ impl Within<'_> {
         self.objects.stream(handle, self.function.per_thread_stream, self.thread, sink)
     }
 
-    fn stream_argument<S: Sink>(
+    pub(super) fn stream_argument<S: Sink>(
         &mut self,
         arguments: &Arguments<'_>,
         stream: Option<Argument>,
@@ -357,7 +345,7 @@ impl Within<'_> {
         Ok(if launches.is_empty() { Open::Api(self.api(a)) } else { Open::Launches(launches) })
     }
 
-    fn api(&mut self, arguments: &Arguments<'_>) -> Api {
+    pub(super) fn api(&mut self, arguments: &Arguments<'_>) -> Api {
         Api {
             start_ns: arguments.call.time_ns as i64,
             correlation: self.next_correlation(),
@@ -366,33 +354,6 @@ impl Within<'_> {
             function: self.function_id,
             ..Api::default()
         }
-    }
-
-    fn copy<S: Sink>(
-        &mut self,
-        arguments: &Arguments<'_>,
-        kind: u8,
-        bytes: u64,
-        stream: Option<Argument>,
-        sink: &mut S,
-    ) -> Result<Open, S::Error> {
-        // Copies to the host are over when their call returns; of others it may be that only the host's part is.
-        let is_waited_for = stream.is_none() && matches!(kind, copy_kind::DTOH | copy_kind::ATOH | copy_kind::HTOH);
-        let stream = self.stream_argument(arguments, stream, sink)?;
-        let api = self.api(arguments);
-        let (source_memory, target_memory) = memories(kind);
-        let row = Memcpy {
-            start_ns: api.start_ns,
-            correlation: api.correlation,
-            stream,
-            bytes,
-            kind,
-            source_memory,
-            target_memory,
-            timing: timing::ABSENT,
-            ..Memcpy::default()
-        };
-        Ok(Open::Copy(api, row, is_waited_for))
     }
 
     fn alloc<S: Sink>(
@@ -418,47 +379,6 @@ impl Within<'_> {
             function: self.function_id,
             ..Alloc::default()
         })
-    }
-}
-
-/// Direction and bytes of what a structure describes: `CUDA_MEMCPY2D`, `CUDA_MEMCPY3D` or `CUDA_MEMCPY3D_PEER`.
-fn copy_of_shape(shape: CopyShape, a: &Arguments<'_>) -> (u8, u64) {
-    // `CUmemorytype`: 1 host, 2 device, 3 array, 4 unified.
-    let (source, target, width) = match shape {
-        CopyShape::Rows => (a.memory_half(16), a.memory_half(72), 112),
-        CopyShape::Volume | CopyShape::PeerVolume => (a.memory_half(32), a.memory_half(120), 176),
-    };
-    // Of unified memory only the driver knows what it is.
-    let kind = match (source, target) {
-        (1, 1) => copy_kind::HTOH,
-        (1, 2) => copy_kind::HTOD,
-        (1, 3) => copy_kind::HTOA,
-        (2, 1) => copy_kind::DTOH,
-        (2, 2) => copy_kind::DTOD,
-        (2, 3) => copy_kind::DTOA,
-        (3, 1) => copy_kind::ATOH,
-        (3, 2) => copy_kind::ATOD,
-        (3, 3) => copy_kind::ATOA,
-        _ => copy_kind::UNKNOWN,
-    };
-    let (width_bytes, height) = (a.memory_word(width), a.memory_word(width + 8));
-    let depth = if shape == CopyShape::Rows { 1 } else { a.memory_word(width + 16) };
-    (kind, width_bytes.saturating_mul(height).saturating_mul(depth))
-}
-
-/// What the two sides of a copy are, as far as its direction tells: whether host memory is pinned it does not.
-fn memories(kind: u8) -> (u8, u8) {
-    use memory_kind::{ARRAY, DEVICE, UNKNOWN};
-    match kind {
-        copy_kind::HTOD => (UNKNOWN, DEVICE),
-        copy_kind::DTOH => (DEVICE, UNKNOWN),
-        copy_kind::DTOD | copy_kind::PTOP => (DEVICE, DEVICE),
-        copy_kind::HTOA => (UNKNOWN, ARRAY),
-        copy_kind::ATOH => (ARRAY, UNKNOWN),
-        copy_kind::ATOA => (ARRAY, ARRAY),
-        copy_kind::ATOD => (ARRAY, DEVICE),
-        copy_kind::DTOA => (DEVICE, ARRAY),
-        _ => (UNKNOWN, UNKNOWN),
     }
 }
 
@@ -507,9 +427,17 @@ impl Open {
             }
             Open::GraphLaunch(row) => (row.duration_ns, row.result) = (duration_ns, result),
             Open::Api(row) => (row.duration_ns, row.result) = (duration_ns, result),
+            Open::Copy(api, row, _) if !succeeded => {
+                let refused = Api { duration_ns, result, ..*api };
+                self = Open::Api(refused_copy(refused, row, sink)?);
+            }
+            Open::Set(api, row) if !succeeded => {
+                let refused = Api { duration_ns, result, ..*api };
+                self = Open::Api(refused_set(refused, row, sink)?);
+            }
             Open::Copy(api, row, is_waited_for) => {
                 (api.duration_ns, api.result) = (duration_ns, result);
-                if succeeded && *is_waited_for {
+                if *is_waited_for {
                     (row.duration_ns, row.timing) = (duration_ns, timing::BOUNDED);
                 }
             }
@@ -523,12 +451,12 @@ impl Open {
             }
             Open::Alloc(row) => {
                 (row.duration_ns, row.address) = (duration_ns, outs[0]);
-                objects.allocated(row.address, row.bytes);
+                objects.allocated(row.address, row.bytes, row.allocator);
             }
             Open::AllocPitch(row, rows) => {
                 (row.duration_ns, row.address) = (duration_ns, outs[0]);
                 row.bytes = outs[1].saturating_mul(*rows);
-                objects.allocated(row.address, row.bytes);
+                objects.allocated(row.address, row.bytes, row.allocator);
             }
             _ if !succeeded => {}
             Open::KernelByName(name) => {

@@ -1,10 +1,11 @@
 //! The collector outside of the process: the eBPF programs' records as events.
 //!
 //! [`Outside::take`] takes one record after the other. A call's record becomes an event (`calls.rs`), at once where its
-//! return isn't wanted, else when that comes (`thread.rs` has what is under way). What an event refers to is kept by process:
+//! return isn't wanted, else when that comes (`thread.rs` has what is under way; `copies.rs` what is more of copies). What an event refers to is kept by process:
 //! stacks and code objects (`stacks.rs`), kernels by handle (`kernels.rs`), contexts and streams (`objects.rs`).
 
 mod calls;
+mod copies;
 mod kernels;
 mod objects;
 mod stacks;
@@ -72,6 +73,8 @@ pub struct Gaps {
     pub returns_without_call: u64,
     /// Calls whose stack's body is not known.
     pub unknown_stacks: u64,
+    /// Calls of a Python process before its interpreter was found: without a stack.
+    pub before_interpreter: u64,
     /// Frames whose code object could not be read.
     pub unknown_frames: u64,
     /// Calls with arguments that could not be read.
@@ -100,6 +103,8 @@ struct Process {
     objects: Objects,
     /// The last correlation id.
     correlation: u64,
+    /// Calls without a stack before an interpreter was found.
+    stackless: u64,
 }
 
 impl Outside {
@@ -117,8 +122,8 @@ impl Outside {
         }
     }
 
-    /// Begins a process, or a new program of one that is known.
-    pub fn begin_process<S: Sink>(&mut self, identity: &Identity, sink: &mut S) -> Result<(), S::Error> {
+    /// Begins a process, or a new program of one that is known. `is_new` says that nothing it did was missed.
+    pub fn begin_process<S: Sink>(&mut self, identity: &Identity, is_new: bool, sink: &mut S) -> Result<(), S::Error> {
         self.end_process(identity.pid, sink)?;
         let row = definition::Process { pid: i64::from(identity.pid), start_ns: identity.start_ns, host: 0, source: 0 };
         let id = sink.define(row)?;
@@ -135,7 +140,8 @@ impl Outside {
             threads: FxHashMap::default(),
             stacks: Stacks::new(identity.pid),
             kernels: Kernels::new(identity.pid),
-            objects: Objects::new(id),
+            objects: Objects::new(id, is_new),
+            stackless: 0,
             correlation: 0,
         };
         self.processes.insert(identity.pid, process);
@@ -146,6 +152,7 @@ impl Outside {
     pub fn set_layout(&mut self, pid: u32, layout: Layout) {
         if let Some(process) = self.processes.get_mut(&pid) {
             process.stacks.set_layout(layout);
+            self.gaps.before_interpreter += std::mem::take(&mut process.stackless);
         }
     }
 
@@ -270,7 +277,10 @@ impl Outside {
             self.function_ids[index] = define_function(&function.symbol, sink)?;
         }
         let stack = match call.stack {
-            0 => 0,
+            0 => {
+                process.stackless += u64::from(!process.stacks.has_layout() && function.meaning.is_event());
+                0
+            }
             hash => process.stacks.id(hash).unwrap_or_else(|| {
                 self.gaps.unknown_stacks += 1;
                 0

@@ -5,9 +5,11 @@
 //! the current context, and of the current context and thread; the latter has the thread's number in the upper half of its
 //! native number on the tape, as each thread has its own.
 
+use std::collections::BTreeMap;
+
 use ktape_format::Sink;
 use ktape_format::definition::{Context, Device, Graph, Stream, property, vendor};
-use ktape_format::event::copy_kind;
+use ktape_format::event::{allocator, copy_kind, memory_kind};
 use ktape_format::table::DefinitionKind;
 use rustc_hash::FxHashMap;
 
@@ -27,20 +29,23 @@ pub(super) struct Objects {
     streams: FxHashMap<(u64, u64), u32>,
     /// Flags and priorities of streams whose making was seen.
     made: FxHashMap<u64, (u32, i32)>,
-    /// Sizes of allocations, by address.
-    allocated: FxHashMap<u64, u64>,
+    /// Sizes of allocations and what kind of memory they are, by address.
+    allocated: BTreeMap<u64, (u64, u8)>,
+    /// Whether all allocations there are have been seen.
+    is_new: bool,
     /// The call that recorded each event last.
     recorded: FxHashMap<u64, u64>,
 }
 
 impl Objects {
-    pub(super) fn new(process: u32) -> Objects {
+    pub(super) fn new(process: u32, is_new: bool) -> Objects {
         Objects {
             process,
             devices: FxHashMap::default(),
             streams: FxHashMap::default(),
             made: FxHashMap::default(),
-            allocated: FxHashMap::default(),
+            allocated: BTreeMap::new(),
+            is_new,
             recorded: FxHashMap::default(),
         }
     }
@@ -119,12 +124,28 @@ impl Objects {
         self.recorded.get(&event).copied().unwrap_or(0)
     }
 
-    pub(super) fn allocated(&mut self, address: u64, bytes: u64) {
-        self.allocated.insert(address, bytes);
+    pub(super) fn allocated(&mut self, address: u64, bytes: u64, by: u8) {
+        let memory = match by {
+            allocator::PINNED => memory_kind::PINNED,
+            allocator::MANAGED => memory_kind::MANAGED,
+            _ => memory_kind::DEVICE,
+        };
+        self.allocated.insert(address, (bytes, memory));
+    }
+
+    /// What kind of memory an address is in. What the driver has not handed out is the program's own, if all that it handed
+    /// out is known.
+    pub(super) fn memory_at(&self, address: u64) -> u8 {
+        let before = self.allocated.range(..=address).next_back();
+        match before.filter(|(start, (bytes, _))| address - **start < (*bytes).max(1)) {
+            Some((_, (_, memory))) => *memory,
+            None if self.is_new => memory_kind::PAGEABLE,
+            None => memory_kind::UNKNOWN,
+        }
     }
 
     /// The size of what is given back; 0 for what was handed out before the recording.
     pub(super) fn freed(&mut self, address: u64) -> u64 {
-        self.allocated.remove(&address).unwrap_or(0)
+        self.allocated.remove(&address).map_or(0, |(bytes, _)| bytes)
     }
 }

@@ -38,6 +38,11 @@ impl Stacks {
         self.layout = Some(layout);
     }
 
+    /// Whether it is known which Python it is.
+    pub(super) fn has_layout(&self) -> bool {
+        self.layout.is_some()
+    }
+
     /// The id of a stack; `None` for one whose body did not come.
     pub(super) fn id(&self, hash: u64) -> Option<u32> {
         self.by_hash.get(&hash).copied()
