@@ -1,4 +1,4 @@
-//! The host's side of a trace, as `info` says it where there are no device times.
+//! The host's side of a trace, as `info` says it where there are no device times: a table for each thing that was done.
 
 use std::io::{self, Write};
 
@@ -49,7 +49,7 @@ fn print_kernels(out: &mut impl Write, kernels: &[KernelSummary], most: usize) -
         };
         table.add_row([HumanCount(kernel.launches).to_string(), share(kernel.launches, launches), name]);
     }
-    writeln!(out, "{}", table.trim_fmt())?;
+    writeln!(out, "\n{}", table.trim_fmt())?;
     more(out, kernels.len().saturating_sub(most), "kernel", "--kernels lists all")
 }
 
@@ -69,7 +69,7 @@ fn print_stacks(
     for row in rows.iter().take(MOST_ROWS) {
         table.add_row(figures(row).into_iter().chain([stack_line(&row.stack)]));
     }
-    writeln!(out, "{}", table.trim_fmt())?;
+    writeln!(out, "\n{}", table.trim_fmt())?;
     more(out, rows.len().saturating_sub(MOST_ROWS), "stack", "--json lists all")
 }
 
@@ -87,7 +87,7 @@ fn print_copies(out: &mut impl Write, host: &HostSide) -> io::Result<()> {
             if copies.waited_for > 0 { duration(copies.waited_ns as f64) } else { "-".to_owned() },
         ]);
     }
-    writeln!(out, "{}", table.trim_fmt())
+    writeln!(out, "\n{}", table.trim_fmt())
 }
 
 fn print_threads(out: &mut impl Write, host: &HostSide) -> io::Result<()> {
@@ -105,7 +105,7 @@ fn print_threads(out: &mut impl Write, host: &HostSide) -> io::Result<()> {
             format!("{} {} of process {pid}", thread.tid, printable(&thread.name)).replace("  ", " "),
         ]);
     }
-    writeln!(out, "{}", table.trim_fmt())?;
+    writeln!(out, "\n{}", table.trim_fmt())?;
     more(out, host.threads.len().saturating_sub(MOST_ROWS), "thread", "--json lists all")
 }
 

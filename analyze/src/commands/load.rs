@@ -152,15 +152,8 @@ fn load_tape(path: &Path, selection: &Selection) -> Result<Loaded> {
     let mut timeline = Timeline::new(contents.definitions, contents.events);
     if !selection.is_everything() && timeline.events.kernel.is_empty() {
         // A part without kernels says nothing of the whole, of which these columns do.
-        let kinds = vec![
-            Launch::KIND,
-            GraphLaunch::KIND,
-            Api::KIND,
-            Sync::KIND,
-            Kernel::KIND,
-            Memcpy::KIND,
-            Memset::KIND,
-        ];
+        let kinds =
+            vec![Launch::KIND, GraphLaunch::KIND, Api::KIND, Sync::KIND, Kernel::KIND, Memcpy::KIND, Memset::KIND];
         let columns = Wanted { kinds, columns: vec!["timing", "thread"], ..Wanted::default() };
         timeline.host_only = is_host_only(&tape.read(&columns)?.events);
     }

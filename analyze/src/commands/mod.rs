@@ -111,7 +111,11 @@ pub fn note_losses(out: &mut impl Write, loaded: &load::Loaded) -> io::Result<()
 /// Says that a trace has launches without kernels, as every report that could be taken for one of device times does.
 pub fn note_host_only(out: &mut impl Write, loaded: &load::Loaded) -> io::Result<()> {
     if loaded.timeline.host_only {
-        writeln!(out, "{}: launches without device times: when and how long the GPU worked is not on it", loaded.path.display())?;
+        writeln!(
+            out,
+            "{}: launches without device times: when and how long the GPU worked is not on it",
+            loaded.path.display()
+        )?;
     }
     Ok(())
 }

@@ -8,8 +8,9 @@ use std::collections::BTreeMap;
 use std::convert::Infallible;
 
 use ktape_format::definition::{Process, Thread, property};
-use ktape_format::event::{Alloc, Event, Free, GraphLaunch, KindVisitor, Launch, Sync, allocator, copy_kind};
-use ktape_format::event::{CpuSample, Lifecycle, Mark, Range, Slice, timing, visit_kinds};
+use ktape_format::event::{
+    Alloc, Event, Free, GraphLaunch, KindVisitor, Launch, Sync, allocator, copy_kind, timing, visit_kinds,
+};
 use ktape_format::table::{DefinitionKind, Refers};
 use ktape_format::{Row as _, Table as _};
 use rustc_hash::{FxHashMap, FxHashSet};
@@ -217,15 +218,12 @@ impl Timeline {
         impl KindVisitor for Calls<'_> {
             type Error = Infallible;
             fn visit<E: Event>(&mut self) -> Result<(), Infallible> {
-                // What happens on a thread without being a call.
-                const NO_CALLS: [u16; 5] = [Slice::KIND, Range::KIND, Mark::KIND, CpuSample::KIND, Lifecycle::KIND];
-                let is_thread = |refers: Refers| refers == Refers::To(DefinitionKind::Thread);
-                let Some(column) = E::COLUMNS.iter().position(|column| is_thread(column.refers)) else {
+                let column_of = |kind| E::COLUMNS.iter().position(|column| column.refers == Refers::To(kind));
+                // A call is what has a thread and a function of the API.
+                let (Some(column), Some(_)) = (column_of(DefinitionKind::Thread), column_of(DefinitionKind::Function))
+                else {
                     return Ok(());
                 };
-                if NO_CALLS.contains(&E::KIND) {
-                    return Ok(());
-                }
                 for row in E::table(&self.0.events).rows() {
                     // Ids have 32 bits.
                     let (calls, launches, waits, waited_ns) = self.1.entry(row.get(column) as u32).or_default();
@@ -283,5 +281,101 @@ impl Sums {
 
     fn total(&self) -> u64 {
         self.0.values().fold(0, |total, sum| total.saturating_add(sum.amount))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use ktape_format::definition::Frame;
+    use ktape_format::event::{GraphLaunch, Launch};
+    use ktape_format::{Memory, Sink as _};
+
+    use super::*;
+
+    fn host_side(fill: impl FnOnce(&mut Memory)) -> HostSide {
+        let mut memory = Memory::default();
+        for pid in [10, 20] {
+            let Ok(process) = memory.define(Process { pid, ..Process::default() });
+            let Ok(_) = memory.define(Thread { process, tid: pid });
+        }
+        let Ok(frame) = memory.define(Frame::default());
+        for line in 1..=3 {
+            let Ok(_) = memory.define(ktape_format::definition::Stack { parent: 0, frame, line });
+        }
+        fill(&mut memory);
+        Timeline::new(memory.definitions, memory.events).host_side()
+    }
+
+    fn put<E: Event>(memory: &mut Memory, row: E) {
+        let Ok(()) = memory.event(row);
+    }
+
+    fn alloc(start_ns: i64, duration_ns: u64, address: u64, stack: u32) -> Alloc {
+        Alloc { start_ns, duration_ns, thread: 1, address, bytes: 100, stack, ..Alloc::default() }
+    }
+
+    fn free(start_ns: i64, address: u64) -> Free {
+        Free { start_ns, duration_ns: 5, thread: 1, address, ..Free::default() }
+    }
+
+    /// The stacks of what was not freed, and the frees of what is not known.
+    fn unfreed(host: &HostSide) -> (Vec<(u32, u64)>, u64) {
+        (host.unfreed.iter().map(|row| (row.id, row.count)).collect(), host.frees_of_unknown)
+    }
+
+    #[test]
+    fn an_address_is_handed_out_again_after_its_free_began() {
+        let host = host_side(|memory| {
+            put(memory, alloc(0, 5, 0xa, 1));
+            // Another thread asks before this one frees, and gets the same address as it had to wait.
+            put(memory, alloc(10, 30, 0xa, 2));
+            put(memory, free(20, 0xa));
+        });
+        assert_eq!(unfreed(&host), (vec![(2, 1)], 0));
+        assert_eq!(host.unfreed_bytes, 100);
+    }
+
+    #[test]
+    fn what_failed_neither_takes_nor_gives() {
+        let host = host_side(|memory| {
+            put(memory, Alloc { result: 2, ..alloc(0, 5, 0, 1) });
+            put(memory, alloc(10, 5, 0xa, 2));
+            put(memory, Free { result: 1, ..free(20, 0xa) });
+            // `free(NULL)` is no free of anything.
+            put(memory, free(30, 0));
+        });
+        assert_eq!(unfreed(&host), (vec![(2, 1)], 0));
+    }
+
+    #[test]
+    fn an_address_is_one_of_its_process_and_allocator() {
+        let host = host_side(|memory| {
+            put(memory, Alloc { allocator: allocator::MANAGED, ..alloc(0, 5, 0xa, 1) });
+            put(memory, Alloc { allocator: allocator::CACHING, ..alloc(10, 5, 0xa, 2) });
+            put(memory, Alloc { thread: 2, ..alloc(20, 5, 0xa, 3) });
+            put(memory, Free { allocator: allocator::DRIVER, ..free(30, 0xa) });
+            put(memory, Free { allocator: allocator::DRIVER, ..free(40, 0xa) });
+        });
+        assert_eq!(unfreed(&host), (vec![(2, 1), (3, 1)], 1));
+    }
+
+    #[test]
+    fn the_most_comes_first() {
+        let host = host_side(|memory| {
+            for (stack, thread, result) in [(1, 1, 0), (2, 2, 0), (2, 2, 700)] {
+                put(memory, Launch { stack, thread, result, ..Launch::default() });
+            }
+            put(memory, GraphLaunch { stack: 0, thread: 1, ..GraphLaunch::default() });
+            put(memory, Sync { stack: 1, thread: 2, duration_ns: 5, ..Sync::default() });
+            put(memory, Sync { stack: 3, thread: 1, duration_ns: 7, ..Sync::default() });
+        });
+        let ids = |rows: &[AtStack]| rows.iter().map(|row| (row.id, row.count)).collect::<Vec<_>>();
+        assert_eq!(ids(&host.launches), [(2, 2), (0, 1), (1, 1)]);
+        assert_eq!(host.launches[1].stack, [""; 0], "recorded without a stack");
+        assert_eq!((ids(&host.waits), host.waited_ns), (vec![(3, 1), (1, 1)], 12));
+        assert_eq!(host.failed_launches, 1);
+        let threads: Vec<_> =
+            host.threads.iter().map(|row| (row.pid, row.launches, row.waited_ns, row.calls)).collect();
+        assert_eq!(threads, [(Some(10), 2, 7, 3), (Some(20), 2, 5, 3)]);
     }
 }

@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 
 use ktape_format::Table as _;
 use ktape_format::definition::{CounterName, Device};
-use ktape_format::event::{Alloc, Free, allocator, copy_kind};
+use ktape_format::event::{Alloc, Free, allocator, copy_kind, timing};
 use rustc_hash::FxHashMap;
 
 use super::links::{Links, is_kernel};
@@ -112,11 +112,11 @@ impl Counters {
         }
     }
 
-    /// What copies move, by process, device and direction, while they run.
+    /// What copies move, by process, device and direction, while they run. Of a copy that ran within a bound it is not known.
     fn bandwidth(&mut self, timeline: &Timeline, tracks: &mut Tracks<'_>) {
         let definitions = &timeline.definitions;
         let mut directions: BTreeMap<(u32, u32, u8), Vec<(i64, i64)>> = BTreeMap::new();
-        for row in timeline.events.memcpy.rows().filter(|row| row.duration_ns > 0) {
+        for row in timeline.events.memcpy.rows().filter(|row| row.duration_ns > 0 && row.timing != timing::BOUNDED) {
             let rate = u128::from(row.bytes) * 1_000_000_000 / u128::from(row.duration_ns);
             let rate = i64::try_from(rate).unwrap_or(i64::MAX);
             let end_ns = row.start_ns.saturating_add_unsigned(row.duration_ns);
