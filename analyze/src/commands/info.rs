@@ -169,6 +169,9 @@ fn print_processes(out: &mut impl Write, info: &Info<'_>) -> io::Result<()> {
         if let Some(size) = &process.world_size {
             write!(out, " of {size}")?;
         }
+        if let Some(container) = &process.container {
+            write!(out, ", container {}", printable(container))?;
+        }
         writeln!(out, ", {}", counted(process.threads, "thread"))?;
     }
     match silent {

@@ -175,21 +175,15 @@ impl Timeline {
     /// The allocations that no free gave back, and how many frees gave back what no allocation is known of.
     ///
     /// An address is handed out when its allocation *ends* and may be handed out again once its free *began*, so that is
-    /// their order. Who frees is often another function than who allocated (`cuMemFree` takes managed memory too), so an
-    /// address is looked for among all that the driver has handed out; a framework's own addresses are apart, as they lie
-    /// within those.
+    /// their order.
     fn unfreed(&self) -> (Sums, u64) {
         #[derive(PartialEq, Eq, PartialOrd, Ord)]
         enum What {
             Free,
             Alloc(u32),
         }
-        let heap = |code: u8| match code {
-            allocator::CACHING | allocator::HOST | allocator::VIRTUAL => code,
-            _ => allocator::DRIVER,
-        };
         let process = |thread: u32| self.definitions.process_of_thread(thread);
-        let key = |thread, code, address| (process(thread), heap(code), address);
+        let key = |thread, code, address| (process(thread), address_space(code), address);
         let allocs = (0..).zip(self.events.alloc.rows()).filter(|(_, row): &(u32, Alloc)| row.result == 0);
         let frees = self.events.free.rows().filter(|row: &Free| row.result == 0 && row.address != 0);
         let mut steps: Vec<_> = allocs
@@ -259,6 +253,16 @@ impl Timeline {
             .collect();
         threads.sort_by_key(|thread| Reverse((thread.launches, thread.calls)));
         (threads, processes)
+    }
+}
+
+/// The allocator that stands for all those that an address is to be looked for among. Who frees is often another function
+/// than who allocated: `cuMemFree` takes managed memory too. A framework's addresses are apart, as they lie within the
+/// driver's, and so are handles of virtual memory, which are none.
+pub(crate) fn address_space(code: u8) -> u8 {
+    match code {
+        allocator::CACHING | allocator::HOST | allocator::VIRTUAL => code,
+        _ => allocator::DRIVER,
     }
 }
 

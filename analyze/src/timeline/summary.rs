@@ -39,6 +39,8 @@ pub struct ProcessSummary {
     pub rank: Option<String>,
     /// How many ranks the job has.
     pub world_size: Option<String>,
+    /// The container that it is in.
+    pub container: Option<String>,
     /// How many of its threads are on the tape.
     pub threads: usize,
 }
@@ -155,6 +157,7 @@ impl Timeline {
                 name: self.definitions.property(kind, id, property::NAME).unwrap_or_default().to_owned(),
                 rank: self.definitions.property(kind, id, property::RANK).map(str::to_owned),
                 world_size: self.definitions.property(kind, id, property::WORLD_SIZE).map(str::to_owned),
+                container: self.definitions.property(kind, id, property::CONTAINER).map(str::to_owned),
                 threads: threads.get(&id).copied().unwrap_or(0),
             })
             .collect()

@@ -139,6 +139,7 @@ fn info_says_who_launched_waited_copied_and_did_not_free() {
         "    10  40.00 KiB  DtoH               10        300 µs",
         "         3  6.00 MiB  <module>:40 > request (/srv/serve.py:17)",
         "1 free of memory that was allocated before the recording",
+        "process 4711 python3, container 0123456789ab, 2 threads",
         "and 1 process that made no GPU calls",
     ] {
         assert!(text.contains(line), "no {line:?} in\n{text}");

@@ -218,9 +218,12 @@ fn launches_without_device_times_stand_for_their_kernels() {
             "select count(*) as n from __intrinsic_track_event_callstacks",
             "select name, value from stats where value > 0 and severity != 'info'",
             "select count(*) as n from counter_track where name like 'Copy bandwidth%' or name like 'Kernels queued%'",
+            "select cast(value as int) as bytes from counter c join counter_track t on t.id = c.track_id
+             where t.name = 'Allocated (managed), Device #0' order by ts desc limit 1",
         ],
     );
-    let [launches, device, copies, waits, decoder, callstacks, complaints, curves] = &answers[..] else {
+    let [launches, device, copies, waits, decoder, callstacks, complaints, curves, allocated] = &answers[..]
+    else {
         panic!("{answers:?}")
     };
     let launches_of = |name: &str, grid: &str| {
@@ -245,6 +248,7 @@ fn launches_without_device_times_stand_for_their_kernels() {
     let calls = REQUESTS * (2 * live::LAYERS + 1 + 1 + 3) + REQUESTS + (REQUESTS - unfreed) + 1;
     assert_eq!(callstacks[0]["n"], calls);
     assert_eq!(complaints[..], [Value::Null; 0], "{complaints:?}");
+    assert_eq!(allocated[0]["bytes"], u64::from(unfreed) * live::SCRATCH_BYTES, "`cuMemFree` takes managed memory too");
     assert_eq!(curves[0]["n"], 0, "no bandwidth of a bound, no queue of kernels");
     let summary = tools::schema(&exported.trace);
     assert_eq!(number(&summary["callstacks"]["weighted"]), 0, "{summary}");

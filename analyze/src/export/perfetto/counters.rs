@@ -13,6 +13,7 @@ use rustc_hash::FxHashMap;
 use super::links::{Links, is_kernel};
 use super::proto::{TrackEvent, event_type};
 use super::tracks::{Owner, Tracks};
+use crate::timeline::host_side::address_space;
 use crate::timeline::{DeviceOp, Timeline};
 
 /// All curves.
@@ -136,6 +137,8 @@ impl Counters {
     fn memory(&mut self, timeline: &Timeline, tracks: &mut Tracks<'_>) {
         let definitions = &timeline.definitions;
         let mut heaps: BTreeMap<(u32, u32, u8), Heap> = BTreeMap::new();
+        // A free may not know where its memory was, or who had handed it out.
+        let mut heap_of_address: FxHashMap<(u32, u8, u64), (u32, u32, u8)> = FxHashMap::default();
         let (mut allocs, mut frees) = (timeline.events.alloc.rows().peekable(), timeline.events.free.rows().peekable());
         loop {
             let free_first = match (allocs.peek(), frees.peek()) {
@@ -146,9 +149,13 @@ impl Counters {
             };
             let heap = |thread, device, allocator| (definitions.process_of_thread(thread), device, allocator);
             if free_first && let Some(row) = frees.next() {
-                heaps.entry(heap(row.thread, row.device, row.allocator)).or_default().free(&row);
+                let heap = heap(row.thread, row.device, row.allocator);
+                let known = heap_of_address.remove(&(heap.0, address_space(row.allocator), row.address));
+                heaps.entry(known.unwrap_or(heap)).or_default().free(&row);
             } else if let Some(row) = allocs.next() {
-                heaps.entry(heap(row.thread, row.device, row.allocator)).or_default().alloc(&row);
+                let heap = heap(row.thread, row.device, row.allocator);
+                heap_of_address.insert((heap.0, address_space(row.allocator), row.address), heap);
+                heaps.entry(heap).or_default().alloc(&row);
             }
         }
         for ((process, device, code), heap) in heaps {
