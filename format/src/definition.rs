@@ -20,7 +20,7 @@ pub mod subject {
 
 /// The keys of the properties that this version reads. Others may be written and are shown as they are.
 pub mod property {
-    /// The name of a process, thread, stream, device.
+    /// The name of a process, thread, stream, device; of a kernel one that was learned after its definition.
     pub const NAME: &str = "name";
     /// A process's command line.
     pub const COMMAND: &str = "command";

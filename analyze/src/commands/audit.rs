@@ -8,9 +8,9 @@ use crate::human::{HumanCount, columns, duration, share};
 use crate::timeline::audit::{Audit, Example, Finding};
 use crate::timeline::names::{printable, short_kernel_name};
 
-/// Writes what was found; nothing if nothing was.
-pub(super) fn print(out: &mut impl Write, audit: &Audit) -> io::Result<()> {
-    let lines = lines(audit);
+/// Writes what was found; nothing if nothing was. That a recording of the host's side has no device times is no fault.
+pub(super) fn print(out: &mut impl Write, audit: &Audit, host_only: bool) -> io::Result<()> {
+    let lines = lines(audit, host_only);
     if !lines.is_empty() {
         writeln!(out, "to know before the figures:")?;
     }
@@ -22,7 +22,7 @@ pub(super) fn print(out: &mut impl Write, audit: &Audit) -> io::Result<()> {
     Ok(())
 }
 
-fn lines(audit: &Audit) -> Vec<String> {
+fn lines(audit: &Audit, host_only: bool) -> Vec<String> {
     let mut lines = Vec::new();
     let Audit { impossible, longer_than_host, overlaps, graph_branches, before_launch, unlaunched, .. } = audit;
     if impossible.count > 0 {
@@ -85,11 +85,12 @@ fn lines(audit: &Audit) -> Vec<String> {
             HumanCount(audit.launches),
         ));
     }
+    let (absent, bounded) = if host_only { (0, 0) } else { (audit.absent, audit.bounded) };
     let counts = [
         (audit.zero_duration, "lasted 0 ns: shorter than the profiler's clock can tell"),
         (audit.no_correlation, "without a correlation id: no call can be found for them"),
-        (audit.absent, "without a device time: they count as 0"),
-        (audit.bounded, "with bounds instead of a device time: the figures are the most that it can be"),
+        (absent, "without a device time: they count as 0"),
+        (bounded, "with bounds instead of a device time: the figures are the most that it can be"),
     ];
     for (count, what) in counts.into_iter().filter(|(count, _)| *count > 0) {
         lines.push(operations(count, what, what));

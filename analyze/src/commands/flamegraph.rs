@@ -19,7 +19,7 @@ const EXAMPLES: &str = "\
 Examples:
   analyze flamegraph run.ktape -o run.svg                  open it in a browser
   analyze flamegraph run.ktape -o run.svg --reverse        kernels, and who launched them
-  analyze flamegraph run.ktape -o api.svg --value api      where the host waits
+  analyze flamegraph run.ktape -o sync.svg --value sync    where the host waits
   analyze flamegraph run.ktape --folded --filter attention
   analyze flamegraph run.ktape --speedscope run.json       for https://www.speedscope.app
 
@@ -36,9 +36,9 @@ pub struct Args {
     /// Where to write the SVG, or with --folded the text; `-` is standard output, the default of --folded
     #[arg(short, long, value_name = "FILE", required_unless_present_any = ["folded", "speedscope"])]
     output: Option<PathBuf>,
-    /// What the width is
-    #[arg(long, value_enum, default_value_t = Value::Gpu)]
-    value: Value,
+    /// What the width is [default: gpu; launches of a recording without device times]
+    #[arg(long, value_enum)]
+    value: Option<Value>,
     /// What stands at the root, below the stack
     #[arg(long, value_enum, default_value_t = By::Stack)]
     by: By,
@@ -82,8 +82,9 @@ pub fn run(args: &Args) -> Result<Outcome> {
     let loaded = load(&args.input, &args.selection)?;
     // Standard output may be the product. A closed stderr leaves nobody to tell.
     let _ = note_losses(&mut io::stderr(), &loaded);
-    let weights = weigh(&loaded.timeline, args.value).context(args.input.display().to_string())?;
-    ensure_something(args, &loaded, &weights)?;
+    let value = value(args, &loaded)?;
+    let weights = weigh(&loaded.timeline, value).context(args.input.display().to_string())?;
+    ensure_something(args, &loaded, value, &weights)?;
     for note in quality_notes(&weights) {
         say(&note);
     }
@@ -93,12 +94,34 @@ pub fn run(args: &Args) -> Result<Outcome> {
         let filter = args.filter.as_ref().map_or("", Regex::as_str);
         bail!("{}: no frame matches `{filter}`; `analyze flamegraph --folded` lists the frames", args.input.display());
     }
-    write_outputs(args, &loaded, &weights, &tree)?;
+    write_outputs(args, &loaded, value, &weights, &tree)?;
     Ok(loaded.outcome())
 }
 
-fn write_outputs(args: &Args, loaded: &Loaded, weights: &Weights, tree: &Tree) -> Result<()> {
-    let caption = caption(args, loaded, weights, tree);
+/// What is drawn. Where no device time was recorded, launches stand for it unless something else was asked for, and that is
+/// said; the bound of a copy that somebody waited for must not pass for all GPU time there is.
+fn value(args: &Args, loaded: &Loaded) -> Result<Value> {
+    match args.value {
+        Some(Value::Gpu) if loaded.timeline.host_only => bail!(
+            "{}: launches without device times, so there is no GPU time to draw: leave out `--value gpu` to draw launches, \
+             or draw where the host waited with `--value sync`",
+            loaded.path.display()
+        ),
+        Some(value) => Ok(value),
+        None if loaded.timeline.host_only => {
+            say(&format!(
+                "{}: launches without device times: widths are numbers of launches, each weighs 1 however long its kernel \
+                 ran; `--value sync` draws where the host waited",
+                loaded.path.display()
+            ));
+            Ok(Value::Launches)
+        }
+        None => Ok(Value::Gpu),
+    }
+}
+
+fn write_outputs(args: &Args, loaded: &Loaded, value: Value, weights: &Weights, tree: &Tree) -> Result<()> {
+    let caption = caption(args, loaded, value, weights, tree);
     match (args.output_file(), args.folded) {
         (Some(path), true) => {
             output::write(path, args.force, |out| folded::write(tree, out))?;
@@ -121,17 +144,18 @@ fn write_outputs(args: &Args, loaded: &Loaded, weights: &Weights, tree: &Tree) -
         (None, false) => {}
     }
     if let Some(path) = &args.speedscope {
-        output::write(path, args.force, |out| speedscope::write(tree, args.value, args.by, &caption.title, out))?;
+        output::write(path, args.force, |out| speedscope::write(tree, value, args.by, &caption.title, out))?;
         say(&format!("{}: {}; open it in https://www.speedscope.app", path.display(), caption.subtitle));
     }
     Ok(())
 }
 
-fn caption(args: &Args, loaded: &Loaded, weights: &Weights, tree: &Tree) -> Caption {
-    let (what, unit, of) = match args.value {
+fn caption(args: &Args, loaded: &Loaded, value: Value, weights: &Weights, tree: &Tree) -> Caption {
+    let (what, unit, of) = match value {
         Value::Gpu => ("GPU time", "ns", "of kernels, copies and memsets"),
         Value::Launches => ("Launches", "launches", "of kernels and graphs"),
         Value::Api => ("Host time in API calls", "ns", "in API calls"),
+        Value::Sync => ("Host time in synchronisations", "ns", "of waiting for device work"),
         Value::Copies => ("Copy time", "ns", "of copies and memsets"),
         Value::Bytes => ("Bytes copied", "bytes", "copied"),
     };
@@ -147,7 +171,8 @@ fn caption(args: &Args, loaded: &Loaded, weights: &Weights, tree: &Tree) -> Capt
         ("ns", ns @ 1_000..) => format!("{} ({} ns)", duration(ns as f64), HumanCount(ns)),
         (_, total) => format!("{} {unit}", HumanCount(total)),
     };
-    let mut parts = vec![format!("{total} {of}, exact")];
+    let exact = if weights.absent + weights.bounded == 0 { ", exact" } else { "" };
+    let mut parts = vec![format!("{total} {of}{exact}")];
     if let Some(filter) = &args.filter {
         parts.push(format!("only what matches `{filter}`, of {} {unit}", HumanCount(weights.total)));
     }
@@ -155,8 +180,9 @@ fn caption(args: &Args, loaded: &Loaded, weights: &Weights, tree: &Tree) -> Capt
     if loaded.lost > 0 {
         parts.push(format!("{} events were lost", HumanCount(loaded.lost)));
     }
+    let source = if loaded.timeline.host_only { " (no device times were recorded)" } else { "" };
     Caption {
-        title: args.title.clone().unwrap_or_else(|| format!("{what}{by}: {file}")),
+        title: args.title.clone().unwrap_or_else(|| format!("{what}{by}: {file}{source}")),
         subtitle: parts.join("; "),
         unit: unit.to_owned(),
         hanging: args.reverse,
@@ -180,13 +206,13 @@ fn quality_notes(weights: &Weights) -> Vec<String> {
 }
 
 /// Says why there is nothing to draw, and what can be drawn instead.
-fn ensure_something(args: &Args, loaded: &Loaded, weights: &Weights) -> Result<()> {
+fn ensure_something(args: &Args, loaded: &Loaded, value: Value, weights: &Weights) -> Result<()> {
     if weights.total > 0 {
         return Ok(());
     }
     let file = loaded.path.display();
     let calls = weigh(&loaded.timeline, Value::Api).map_or(0, |calls| calls.events);
-    match args.value {
+    match value {
         _ if weights.events == 0 && !args.selection.is_everything() => {
             bail!("{file}: nothing to draw in the selection; `analyze info` with the same selection says what there is")
         }

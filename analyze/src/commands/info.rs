@@ -1,6 +1,6 @@
 //! `analyze info`: what is on a tape.
 
-use std::io::Write;
+use std::io::{self, Write};
 use std::path::PathBuf;
 
 use anyhow::Result;
@@ -8,11 +8,12 @@ use serde::Serialize;
 
 use super::counts::write_not_kept;
 use super::load::{Loaded, Losses, load, open_tape};
-use super::{Outcome, audit, layout, note_losses, write_json};
+use super::{Outcome, audit, host_side, layout, note_host_only, note_losses, write_json};
 use crate::human::{HumanBytes, HumanCount, counted, duration, share, text_table};
 use crate::layout::Layout;
 use crate::timeline::Selection;
 use crate::timeline::audit::Audit;
+use crate::timeline::host_side::HostSide;
 use crate::timeline::names::printable;
 use crate::timeline::summary::{KernelSummary, Summary};
 
@@ -25,12 +26,13 @@ Examples:
   analyze info run.ktape --from 1s --to 2s        the same of a part
   analyze info run.ktape --layout                 and where the file's bytes go, table by table and column by column
 
-Busy is the time in which at least one kernel, copy or memset ran: what overlaps counts once.")]
+Busy is the time in which at least one kernel, copy or memset ran: what overlaps counts once. A recording without \
+device times has no such figure; of it info says who launched, waited, copied and did not free.")]
 pub struct Args {
     /// A tape, a PyTorch profiler trace, or a report that Nsight Systems exported to SQLite
     #[arg(value_name = "TRACE")]
     trace: PathBuf,
-    /// List every kernel with its calls and its total time, longest first
+    /// List every kernel with its calls and its total time, longest first; without device times with its launches
     #[arg(long)]
     kernels: bool,
     /// Say what each table, column and other part of the tape takes of the whole file
@@ -54,9 +56,12 @@ struct Info<'a> {
     closed: bool,
     staged_rows: u64,
     tail_in_memory: bool,
+    device_times: bool,
     audit: &'a Audit,
     #[serde(flatten)]
     summary: &'a Summary,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    host: Option<HostSide>,
     #[serde(skip_serializing_if = "Option::is_none")]
     kernels: Option<Vec<KernelSummary>>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -69,6 +74,7 @@ pub fn run(args: &Args) -> Result<Outcome> {
     let loaded = load(&args.trace, &args.selection)?;
     let summary = loaded.timeline.summary();
     let audit = loaded.timeline.audit(loaded.first_ns, args.selection.is_everything());
+    let host_only = loaded.timeline.host_only;
     let events: usize = summary.events.values().sum();
     let info = Info {
         path: loaded.path.display().to_string(),
@@ -78,24 +84,27 @@ pub fn run(args: &Args) -> Result<Outcome> {
         closed: loaded.closed,
         staged_rows: loaded.staged_rows,
         tail_in_memory: loaded.tail_in_memory,
+        device_times: !host_only,
         audit: &audit,
         summary: &summary,
-        kernels: args.kernels.then(|| loaded.timeline.kernel_summaries(&audit)),
+        host: host_only.then(|| loaded.timeline.host_side()),
+        kernels: (args.kernels || host_only).then(|| loaded.timeline.kernel_summaries(&audit)),
         layout: tape.map(|tape| Layout::new(&tape, &loaded.timeline.definitions.strings)),
     };
     let mut out = std::io::stdout().lock();
     if args.json {
         write_json(&mut out, &info)?;
     } else {
-        print(&mut out, &loaded, &info)?;
+        print(&mut out, &loaded, &info, args)?;
     }
     Ok(loaded.outcome())
 }
 
-fn print(out: &mut impl Write, loaded: &Loaded, info: &Info<'_>) -> Result<()> {
+fn print(out: &mut impl Write, loaded: &Loaded, info: &Info<'_>, args: &Args) -> Result<()> {
     let summary = info.summary;
     note_losses(out, loaded)?;
-    audit::print(out, info.audit)?;
+    note_host_only(out, loaded)?;
+    audit::print(out, info.audit, loaded.timeline.host_only)?;
     writeln!(
         out,
         "{}: {}, {:.2} bytes an event, {}{}",
@@ -112,7 +121,38 @@ fn print(out: &mut impl Write, loaded: &Loaded, info: &Info<'_>) -> Result<()> {
             }
         },
     )?;
-    for process in &summary.processes {
+    print_processes(out, info)?;
+    print_devices(out, summary)?;
+    let mut table = text_table(["events", "count"], &[0]);
+    for (kind, count) in loaded.timeline.events.counts().into_iter().filter(|(_, count)| *count > 0) {
+        table.add_row([kind.to_owned(), HumanCount(count as u64).to_string()]);
+    }
+    match table.row_count() {
+        0 => writeln!(out, "no events")?,
+        _ => writeln!(out, "{}", table.trim_fmt())?,
+    }
+    match &info.host {
+        Some(host) => host_side::print(out, host, info.kernels.as_deref().unwrap_or_default(), args.kernels)?,
+        None => {
+            print_streams(out, summary)?;
+            print_kernels(out, info)?;
+        }
+    }
+    if let Some(layout) = &info.layout {
+        layout::print(out, layout, info.file_bytes)?;
+    }
+    Ok(write_not_kept(out, "", &summary.not_kept)?)
+}
+
+/// The processes; those of a live recording that called no API are only counted, as a shell has many children.
+fn print_processes(out: &mut impl Write, info: &Info<'_>) -> io::Result<()> {
+    let called = |id: u32| info.host.as_ref().is_none_or(|host| host.processes.contains(&id));
+    let mut silent = 0;
+    for (id, process) in (1..).zip(&info.summary.processes) {
+        if !called(id) {
+            silent += 1;
+            continue;
+        }
         // PyTorch writes the cost of its profiler as threads of a process -1, and the importer the device work of a
         // trace without any host events as that of one without threads.
         match (process.pid, process.threads) {
@@ -129,29 +169,37 @@ fn print(out: &mut impl Write, loaded: &Loaded, info: &Info<'_>) -> Result<()> {
         if let Some(size) = &process.world_size {
             write!(out, " of {size}")?;
         }
+        if let Some(container) = &process.container {
+            write!(out, ", container {}", printable(container))?;
+        }
         writeln!(out, ", {}", counted(process.threads, "thread"))?;
     }
+    match silent {
+        0 => Ok(()),
+        1 => writeln!(out, "and 1 process that made no GPU calls"),
+        _ => writeln!(out, "and {silent} processes that made no GPU calls"),
+    }
+}
+
+fn print_devices(out: &mut impl Write, summary: &Summary) -> io::Result<()> {
     for device in summary.devices.iter().filter(|device| device.kernels + device.copies > 0) {
-        writeln!(
-            out,
-            "device {}{}: busy {} of {} ({}), {}, {} copies and memsets",
-            device.index,
-            if device.name.is_empty() { String::new() } else { format!(" {}", printable(&device.name)) },
-            duration(device.busy_ns as f64),
-            duration(device.span_ns as f64),
-            share(device.busy_ns, device.span_ns),
-            counted(device.kernels, "kernel"),
-            HumanCount(device.copies as u64),
-        )?;
+        write!(out, "device {}", device.index)?;
+        if !device.name.is_empty() {
+            write!(out, " {}", printable(&device.name))?;
+        }
+        if let (Some(busy_ns), Some(span_ns)) = (device.busy_ns, device.span_ns) {
+            let (busy, span) = (duration(busy_ns as f64), duration(span_ns as f64));
+            write!(out, ": busy {busy} of {span} ({}), ", share(busy_ns, span_ns))?;
+            write!(out, "{}, ", counted(device.kernels, "kernel"))?;
+        } else {
+            write!(out, ": ")?;
+        }
+        writeln!(out, "{} copies and memsets", HumanCount(device.copies as u64))?;
     }
-    let mut table = text_table(["events", "count"], &[0]);
-    for (kind, count) in loaded.timeline.events.counts().into_iter().filter(|(_, count)| *count > 0) {
-        table.add_row([kind.to_owned(), HumanCount(count as u64).to_string()]);
-    }
-    match table.row_count() {
-        0 => writeln!(out, "no events")?,
-        _ => writeln!(out, "{}", table.trim_fmt())?,
-    }
+    Ok(())
+}
+
+fn print_streams(out: &mut impl Write, summary: &Summary) -> io::Result<()> {
     if let [_, _, ..] = summary.streams[..] {
         let mut table = text_table(["device", "context", "stream", "operations", "busy"], &[]);
         for stream in &summary.streams {
@@ -160,26 +208,26 @@ fn print(out: &mut impl Write, loaded: &Loaded, info: &Info<'_>) -> Result<()> {
                 stream.context.to_string(),
                 stream.stream.to_string(),
                 HumanCount(stream.operations as u64).to_string(),
-                duration(stream.busy_ns as f64),
+                stream.busy_ns.map_or("-".to_owned(), |busy_ns| duration(busy_ns as f64)),
             ]);
         }
         writeln!(out, "{}", table.trim_fmt())?;
     }
-    if let Some(kernels) = &info.kernels {
-        let is_repaired = info.audit.impossible.count > 0;
-        let mut table = match is_repaired {
-            true => text_table(["calls", "total", "repaired", "kernel"], &[3]),
-            false => text_table(["calls", "total", "kernel"], &[2]),
-        };
-        for kernel in kernels {
-            let repaired = is_repaired.then(|| duration(kernel.repaired_ns as f64));
-            let figures = [HumanCount(kernel.calls).to_string(), duration(kernel.total_ns as f64)];
-            table.add_row(figures.into_iter().chain(repaired).chain([printable(&kernel.name).into_owned()]));
-        }
-        writeln!(out, "{}", table.trim_fmt())?;
+    Ok(())
+}
+
+/// The kernels that ran. What was only launched (into a graph that is captured) has no time that it could be here by.
+fn print_kernels(out: &mut impl Write, info: &Info<'_>) -> io::Result<()> {
+    let Some(kernels) = &info.kernels else { return Ok(()) };
+    let is_repaired = info.audit.impossible.count > 0;
+    let mut table = match is_repaired {
+        true => text_table(["calls", "total", "repaired", "kernel"], &[3]),
+        false => text_table(["calls", "total", "kernel"], &[2]),
+    };
+    for kernel in kernels.iter().filter(|kernel| kernel.calls > 0) {
+        let repaired = is_repaired.then(|| duration(kernel.repaired_ns as f64));
+        let figures = [HumanCount(kernel.calls).to_string(), duration(kernel.total_ns as f64)];
+        table.add_row(figures.into_iter().chain(repaired).chain([printable(&kernel.name).into_owned()]));
     }
-    if let Some(layout) = &info.layout {
-        layout::print(out, layout, info.file_bytes)?;
-    }
-    Ok(write_not_kept(out, "", &summary.not_kept)?)
+    writeln!(out, "{}", table.trim_fmt())
 }

@@ -5,13 +5,13 @@ use std::io::Read as _;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, Result, bail};
-use ktape_format::event::{Api, GraphLaunch, Launch};
+use ktape_format::event::{Api, GraphLaunch, Kernel, Launch, Memcpy, Memset, Sync};
 use ktape_format::{Damage, Events, Memory, Owners, Row as _, Table as _, Tape, Wanted, header};
 use serde::Serialize;
 
 use super::Outcome;
 use crate::import;
-use crate::timeline::{Selection, Timeline, span_ns};
+use crate::timeline::{Selection, Timeline, is_host_only, span_ns};
 
 /// An opened trace.
 #[derive(Debug)]
@@ -112,8 +112,10 @@ fn load_foreign(path: &Path, selection: &Selection) -> Result<Loaded> {
     };
     let first_ns = span_ns(&events).map_or(0, |(first_ns, _)| first_ns);
     let wanted = Wanted { processes: selection.processes(&definitions)?, ..selection.wanted(first_ns)? };
+    let host_only = is_host_only(&events);
     wanted.keep(&Owners::of(&definitions), &mut events);
     let mut timeline = Timeline::new(definitions, events);
+    timeline.host_only = host_only;
     timeline.learn_callers(&calls);
     Ok(Loaded {
         path: path.to_owned(),
@@ -148,6 +150,13 @@ fn load_tape(path: &Path, selection: &Selection) -> Result<Loaded> {
     let lost = contents.events.loss.count.iter().fold(0_u64, |sum, count| sum.saturating_add(*count));
     let damaged = contents.damage.iter().filter_map(|damage| damage.rows).fold(0_u64, u64::saturating_add);
     let mut timeline = Timeline::new(contents.definitions, contents.events);
+    if !selection.is_everything() && timeline.events.kernel.is_empty() {
+        // A part without kernels says nothing of the whole, of which these columns do.
+        let kinds =
+            vec![Launch::KIND, GraphLaunch::KIND, Api::KIND, Sync::KIND, Kernel::KIND, Memcpy::KIND, Memset::KIND];
+        let columns = Wanted { kinds, columns: vec!["timing", "thread"], ..Wanted::default() };
+        timeline.host_only = is_host_only(&tape.read(&columns)?.events);
+    }
     if selection.leaves_out_callers() {
         let kinds = vec![Launch::KIND, GraphLaunch::KIND, Api::KIND];
         timeline.learn_callers(&tape.read(&Wanted { from_ns: None, kinds, ..wanted })?.events);

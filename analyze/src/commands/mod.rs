@@ -5,6 +5,7 @@ pub mod compare;
 pub mod counts;
 pub mod dump;
 pub mod flamegraph;
+mod host_side;
 pub mod import;
 pub mod info;
 mod layout;
@@ -103,6 +104,18 @@ pub fn note_losses(out: &mut impl Write, loaded: &load::Loaded) -> io::Result<()
     }
     if let Some(more) = more(loaded.damage.len()) {
         writeln!(out, "  and {more} more damaged places: `analyze info --json` lists them")?;
+    }
+    Ok(())
+}
+
+/// Says that a trace has launches without kernels, as every report that could be taken for one of device times does.
+pub fn note_host_only(out: &mut impl Write, loaded: &load::Loaded) -> io::Result<()> {
+    if loaded.timeline.host_only {
+        writeln!(
+            out,
+            "{}: launches without device times: when and how long the GPU worked is not on it",
+            loaded.path.display()
+        )?;
     }
     Ok(())
 }

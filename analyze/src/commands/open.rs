@@ -14,7 +14,7 @@ use anyhow::{Context as _, Result, anyhow, bail};
 use tiny_http::{Header, Method, Request, Response, Server};
 
 use super::load::load;
-use super::{Outcome, note_losses};
+use super::{Outcome, note_host_only, note_losses};
 use crate::export::perfetto;
 use crate::timeline::Selection;
 
@@ -95,6 +95,7 @@ fn prepare(args: &Args) -> Result<(Trace, Outcome)> {
     }
     let loaded = load(&args.input, &args.selection)?;
     note_losses(&mut io::stdout(), &loaded)?;
+    note_host_only(&mut io::stdout(), &loaded)?;
     let folder = tempfile::tempdir().context("a folder for the trace")?;
     let name = args.input.file_name().unwrap_or_default().to_string_lossy();
     let path = folder.path().join(format!("{name}.pftrace"));

@@ -8,7 +8,7 @@ use anyhow::Result;
 use serde::Serialize;
 
 use super::load::{Loaded, Losses, load};
-use super::{Outcome, note_losses, output, write_json};
+use super::{Outcome, note_host_only, note_losses, output, write_json};
 use crate::export::perfetto::{self, Summary};
 use crate::human::{HumanBytes, HumanCount};
 use crate::timeline::Selection;
@@ -43,6 +43,7 @@ pub struct Args {
 struct Report<'a> {
     #[serde(flatten)]
     losses: Losses,
+    device_times: bool,
     output: String,
     seconds: f64,
     #[serde(flatten)]
@@ -75,9 +76,11 @@ pub fn run(args: &Args) -> Result<Outcome> {
 fn report(mut out: &mut dyn Write, args: &Args, summary: &Summary, loaded: &Loaded, seconds: f64) -> io::Result<()> {
     let output = args.output.display();
     if args.json {
-        return write_json(out, &Report { losses: loaded.losses(), output: output.to_string(), seconds, summary });
+        let (losses, device_times) = (loaded.losses(), !loaded.timeline.host_only);
+        return write_json(out, &Report { losses, device_times, output: output.to_string(), seconds, summary });
     }
     note_losses(&mut out, loaded)?;
+    note_host_only(&mut out, loaded)?;
     let (events, bytes) = (HumanCount(summary.events), HumanBytes(summary.bytes));
     writeln!(out, "{output}: {events} events, {bytes}, in {seconds:.2} s; open it at https://ui.perfetto.dev")
 }

@@ -83,6 +83,12 @@ pub enum Error {
         "no kernels, copies or memsets with device times: the gpu sampler has nothing to look at; try --sampler cpu"
     )]
     NoDeviceWork,
+    /// A recording of launches has no durations that samples could be held against.
+    #[error(
+        "launches without device times, so a sampler has nothing to be held against: it needs to know how long things \
+         ran; `analyze info` and `analyze flamegraph` say what was launched, and from where"
+    )]
+    HostOnly,
     /// The CPU sampler finds no slices.
     #[error(
         "no Python functions or operators on any thread: the cpu sampler has nothing to look at; record with Python \

@@ -98,11 +98,12 @@ impl Work {
     /// Collects what `sampler` can find, by default whatever the trace has. All its times together fit 64 bits.
     pub fn collect(timeline: &Timeline, sampler: Option<Sampler>, by: Option<By>) -> Result<Work, Error> {
         let ops = timeline.device_ops();
-        let has_times = ops.iter().any(|op| op.timing != timing::ABSENT);
+        let has_times = !timeline.host_only && ops.iter().any(|op| op.timing != timing::ABSENT);
         let sampler = sampler.unwrap_or(if has_times { Sampler::Gpu } else { Sampler::Cpu });
         let by = by.unwrap_or(if sampler == Sampler::Gpu { By::Kernel } else { By::Function });
         let mut collector = Collector::default();
         let operators_only = match (sampler, by) {
+            (Sampler::Gpu, _) if timeline.host_only => return Err(Error::HostOnly),
             (Sampler::Gpu, _) => {
                 device_work::collect(&mut collector, timeline, &ops, by);
                 if collector.intervals.is_empty() {
@@ -114,7 +115,7 @@ impl Work {
             (Sampler::Cpu, _) => {
                 let operators_only = thread_work::collect(&mut collector, timeline, by);
                 if collector.intervals.is_empty() {
-                    return Err(Error::NoHostSlices);
+                    return Err(if timeline.host_only { Error::HostOnly } else { Error::NoHostSlices });
                 }
                 operators_only
             }

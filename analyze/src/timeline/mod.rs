@@ -6,6 +6,7 @@
 //! ([`intervals::union_ns`]; a sum would count overlapping work twice). What of it cannot be right, [`audit`] says.
 
 pub mod audit;
+pub mod host_side;
 pub mod intervals;
 pub mod names;
 pub mod occupancy;
@@ -14,7 +15,7 @@ pub mod summary;
 pub mod weights;
 
 use ktape_format::definition::Shape;
-use ktape_format::event::{Event, Kernel, Memcpy, Memset};
+use ktape_format::event::{Event, Kernel, Memcpy, Memset, timing};
 use ktape_format::{Definitions, Events, Table};
 use rustc_hash::FxHashMap;
 
@@ -27,6 +28,8 @@ pub struct Timeline {
     pub definitions: Definitions,
     /// The events, each table sorted by start.
     pub events: Events,
+    /// Whether the trace has launches without kernels ([`is_host_only`]): all of it, where the events are a part.
+    pub host_only: bool,
     submitters: FxHashMap<(u32, u64), Submitter>,
     /// The stacks of calls that are not among the events.
     callers_elsewhere: FxHashMap<(u32, u64), u32>,
@@ -91,12 +94,31 @@ impl DeviceOp {
     pub fn duration_ns(&self) -> u64 {
         self.end_ns.abs_diff(self.start_ns)
     }
+
+    /// Whether it is a record of the device, and not of the call that asked for it: see [`is_host_only`].
+    pub fn is_of_device(&self) -> bool {
+        self.kind == DeviceOpKind::Kernel || !matches!(self.timing, timing::ABSENT | timing::BOUNDED)
+    }
+}
+
+/// Whether events are those of the host's side only: calls of the API, and no record of what the devices did.
+///
+/// A recorder outside of the driver sees launches, not kernels. It knows of copies too, as their calls say all but the
+/// time; for that it has none, or the call that waited for the copy as a bound. So such copies are no device record.
+pub fn is_host_only(events: &Events) -> bool {
+    let has_calls = !(events.launch.is_empty()
+        && events.graph_launch.is_empty()
+        && events.api.is_empty()
+        && events.sync.is_empty());
+    let mut copies = events.memcpy.timing.iter().chain(&events.memset.timing);
+    has_calls && events.kernel.is_empty() && copies.all(|&code| matches!(code, timing::ABSENT | timing::BOUNDED))
 }
 
 impl Timeline {
     /// Takes a trace's definitions and events, in any order.
-    pub fn new(definitions: Definitions, mut events: Events) -> Timeline {
+    pub fn new(mut definitions: Definitions, mut events: Events) -> Timeline {
         events.sort_by_start();
+        names::learn_kernel_names(&mut definitions);
         let mut submitters = FxHashMap::default();
         let process = |thread: u32| definitions.process_of_thread(thread);
         // Correlation 0 is "none". The launches go in last: where ids collide, the call that launches kernels wins.
@@ -112,7 +134,8 @@ impl Timeline {
         for (row, (&thread, &correlation)) in launch.enumerate().filter(|(_, (_, id))| **id != 0) {
             submitters.insert((process(thread), correlation), Submitter::Launch(row as u32));
         }
-        Timeline { definitions, events, submitters, callers_elsewhere: FxHashMap::default() }
+        let host_only = is_host_only(&events);
+        Timeline { definitions, events, host_only, submitters, callers_elsewhere: FxHashMap::default() }
     }
 
     /// Learns the stacks of the launches and calls of `calls`, which a selection left out of the events: device work

@@ -3,9 +3,28 @@
 use std::borrow::Cow;
 
 use cpp_demangle::{DemangleOptions, ParseOptions, Symbol};
-use ktape_format::Definitions;
-use ktape_format::definition::{Frame, KernelName, Stack, frame_kind};
+use ktape_format::definition::{Frame, KernelName, Property, Stack, frame_kind, property};
+use ktape_format::table::DefinitionKind;
+use ktape_format::{Definitions, Table as _};
 use rustc_hash::FxHashMap;
+
+/// Gives kernels the names that were learned after they were defined: a recorder meets a kernel by its handle first, and
+/// what it is called may come later, as a property of it. Of several the last counts.
+///
+/// Done once, when a trace comes into memory, so that whoever asks for a name has the learned one.
+pub(super) fn learn_kernel_names(definitions: &mut Definitions) {
+    let is_name = |row: &Property| {
+        row.subject_kind == DefinitionKind::Kernel as u16
+            && definitions.string(row.key) == property::NAME
+            && !definitions.string(row.value).is_empty()
+    };
+    let learned: Vec<(u32, u32)> =
+        definitions.properties.rows().filter(is_name).map(|row| (row.subject, row.value)).collect();
+    for (kernel, name) in learned {
+        let known = (kernel as usize).checked_sub(1).and_then(|row| definitions.kernels.name.get_mut(row));
+        known.into_iter().for_each(|known| *known = name);
+    }
+}
 
 /// A text from a stranger's file on one line, without power over a terminal and fit for XML: control characters, which
 /// XML does not have even escaped, become a sign.
@@ -303,6 +322,34 @@ mod tests {
     use ktape_format::{Memory, Sink};
 
     use super::*;
+
+    #[test]
+    fn the_name_that_was_learned_last_counts() {
+        let mut memory = Memory::default();
+        let mut kernel = |name: &str| {
+            let Ok(name) = memory.string(name);
+            let Ok(kernel) = memory.define(KernelName { name, module: 0 });
+            kernel
+        };
+        let (unknown, known) = (kernel("unknown kernel @0x5620 of process 7"), kernel("gemm"));
+        let kind = DefinitionKind::Kernel as u16;
+        for (subject, key, value) in [
+            (unknown, property::NAME, "wrong"),
+            (unknown, property::NAME, "gemm"),
+            (unknown, "color", "red"),
+            (known, property::NAME, ""),
+            (0, property::NAME, "of none"),
+            (99, property::NAME, "of one that is lost"),
+        ] {
+            let Ok(()) = memory.property(kind, subject, key, value);
+        }
+        let Ok(()) = memory.property(DefinitionKind::Process as u16, known, property::NAME, "python3");
+        learn_kernel_names(&mut memory.definitions);
+        let name = |kernel: u32| memory.definitions.string(memory.definitions.kernels.name[kernel as usize - 1]);
+        assert_eq!((name(unknown), name(known)), ("gemm", "gemm"));
+        let labels = kernel_labels(&memory.definitions, [unknown, known]);
+        assert_eq!(labels[&unknown], labels[&known]);
+    }
 
     #[test]
     fn short_names() {

@@ -39,6 +39,8 @@ pub struct ProcessSummary {
     pub rank: Option<String>,
     /// How many ranks the job has.
     pub world_size: Option<String>,
+    /// The container that it is in.
+    pub container: Option<String>,
     /// How many of its threads are on the tape.
     pub threads: usize,
 }
@@ -52,10 +54,10 @@ pub struct DeviceSummary {
     pub name: String,
     /// The process that numbers it so; absent where the host does.
     pub pid: Option<i64>,
-    /// The union of all its work.
-    pub busy_ns: u64,
-    /// From the start of its first operation to the end of its last.
-    pub span_ns: u64,
+    /// The union of all its work; absent where nothing was recorded of the device, but only calls.
+    pub busy_ns: Option<u64>,
+    /// From the start of its first operation to the end of its last; absent likewise.
+    pub span_ns: Option<u64>,
     /// How many kernels it ran.
     pub kernels: usize,
     /// How many copies and memsets.
@@ -77,17 +79,19 @@ pub struct StreamSummary {
     pub pid: Option<i64>,
     /// How many operations it ran.
     pub operations: usize,
-    /// The union of its work.
-    pub busy_ns: u64,
+    /// The union of its work; absent where nothing was recorded of the device, but only calls.
+    pub busy_ns: Option<u64>,
 }
 
 /// A kernel with all its calls.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Default, Serialize)]
 pub struct KernelSummary {
     /// Its full name, demangled.
     pub name: String,
     /// How often it ran.
     pub calls: u64,
+    /// How often it was launched by a call of its own; those that a graph has run are none.
+    pub launches: u64,
     /// The sum of its durations.
     pub total_ns: u64,
     /// The same, with the impossible ones cut ([`Audit::repaired_ns`]).
@@ -111,30 +115,34 @@ impl Timeline {
     }
 
     /// The kernels by repaired total time, longest first, so that no impossible duration hides them; those of equal
-    /// time by name.
+    /// time by launches, most first, then by name.
     pub fn kernel_summaries(&self, audit: &Audit) -> Vec<KernelSummary> {
-        let mut by_kernel = FxHashMap::<u32, (u64, u64, u64)>::default();
+        let kernel_of = |shape: u32| self.definitions.get::<Shape>(shape).map_or(0, |shape| shape.kernel);
+        let mut by_kernel = FxHashMap::<u32, KernelSummary>::default();
         for (index, row) in (0..).zip(self.events.kernel.rows()) {
-            let kernel = self.definitions.get::<Shape>(row.shape).map_or(0, |shape| shape.kernel);
-            let (calls, total_ns, repaired_ns) = by_kernel.entry(kernel).or_default();
+            let summary = by_kernel.entry(kernel_of(row.shape)).or_default();
             let left_ns = audit.repaired_ns(DeviceOpKind::Kernel, index).unwrap_or(row.duration_ns);
-            *calls += 1;
-            *total_ns = total_ns.saturating_add(row.duration_ns);
-            *repaired_ns = repaired_ns.saturating_add(left_ns);
+            summary.calls += 1;
+            summary.total_ns = summary.total_ns.saturating_add(row.duration_ns);
+            summary.repaired_ns = summary.repaired_ns.saturating_add(left_ns);
         }
-        // One name may stand in several modules.
+        for row in self.events.launch.rows() {
+            by_kernel.entry(kernel_of(row.shape)).or_default().launches += 1;
+        }
+        // One name may stand in several modules, and belong to several handles.
         let mut kernels = BTreeMap::<String, KernelSummary>::new();
-        for (kernel, (calls, total_ns, repaired_ns)) in by_kernel {
+        for (kernel, part) in by_kernel {
             let name = self.definitions.get::<KernelName>(kernel).map_or(0, |kernel| kernel.name);
             let name = names::demangled(self.definitions.string(name)).into_owned();
-            let none = KernelSummary { name: name.clone(), calls: 0, total_ns: 0, repaired_ns: 0 };
-            let summary = kernels.entry(name).or_insert(none);
-            summary.calls += calls;
-            summary.total_ns = summary.total_ns.saturating_add(total_ns);
-            summary.repaired_ns = summary.repaired_ns.saturating_add(repaired_ns);
+            let summary = kernels.entry(name).or_default();
+            summary.calls += part.calls;
+            summary.launches += part.launches;
+            summary.total_ns = summary.total_ns.saturating_add(part.total_ns);
+            summary.repaired_ns = summary.repaired_ns.saturating_add(part.repaired_ns);
         }
-        let mut kernels: Vec<KernelSummary> = kernels.into_values().collect();
-        kernels.sort_by_key(|kernel| Reverse(kernel.repaired_ns));
+        let named = kernels.into_iter().map(|(name, summary)| KernelSummary { name, ..summary });
+        let mut kernels: Vec<KernelSummary> = named.collect();
+        kernels.sort_by_key(|kernel| Reverse((kernel.repaired_ns, kernel.launches)));
         kernels
     }
 
@@ -149,6 +157,7 @@ impl Timeline {
                 name: self.definitions.property(kind, id, property::NAME).unwrap_or_default().to_owned(),
                 rank: self.definitions.property(kind, id, property::RANK).map(str::to_owned),
                 world_size: self.definitions.property(kind, id, property::WORLD_SIZE).map(str::to_owned),
+                container: self.definitions.property(kind, id, property::CONTAINER).map(str::to_owned),
                 threads: threads.get(&id).copied().unwrap_or(0),
             })
             .collect()
@@ -162,7 +171,9 @@ impl Timeline {
             .map(|(Device { process, index, .. }, id)| {
                 let ops = by_device.get(&id).map(Vec::as_slice).unwrap_or_default();
                 let kernels = ops.iter().filter(|op| op.kind == DeviceOpKind::Kernel).count();
+                let is_recorded = ops.is_empty() || ops.iter().any(|op| op.is_of_device());
                 let end = ops.iter().map(|op| op.end_ns).max();
+                let span_ns = ops.first().zip(end).map_or(0, |(first, end)| end.abs_diff(first.start_ns));
                 let mut properties: BTreeMap<String, String> = self
                     .definitions
                     .properties_of(DefinitionKind::Device as u16, id)
@@ -172,8 +183,8 @@ impl Timeline {
                     index,
                     name: properties.remove(property::NAME).unwrap_or_default(),
                     pid: pid_of(process),
-                    busy_ns: union_ns(ops.iter().map(|op| (op.start_ns, op.end_ns))),
-                    span_ns: ops.first().zip(end).map_or(0, |(first, end)| end.abs_diff(first.start_ns)),
+                    busy_ns: is_recorded.then(|| union_ns(ops.iter().map(|op| (op.start_ns, op.end_ns)))),
+                    span_ns: is_recorded.then_some(span_ns),
                     kernels,
                     copies: ops.len() - kernels,
                     properties,
@@ -183,8 +194,8 @@ impl Timeline {
     }
 
     fn stream_summaries(&self, ops: &[DeviceOp], pid_of: impl Fn(u32) -> Option<i64>) -> Vec<StreamSummary> {
-        let mut by_stream = BTreeMap::<u32, Vec<(i64, i64)>>::new();
-        ops.iter().for_each(|op| by_stream.entry(op.stream).or_default().push((op.start_ns, op.end_ns)));
+        let mut by_stream = BTreeMap::<u32, Vec<&DeviceOp>>::new();
+        ops.iter().for_each(|op| by_stream.entry(op.stream).or_default().push(op));
         by_stream
             .into_iter()
             .map(|(id, work)| {
@@ -196,7 +207,10 @@ impl Timeline {
                     stream: stream.native,
                     pid: pid_of(context.process),
                     operations: work.len(),
-                    busy_ns: union_ns(work),
+                    busy_ns: work
+                        .iter()
+                        .any(|op| op.is_of_device())
+                        .then(|| union_ns(work.iter().map(|op| (op.start_ns, op.end_ns)))),
                 }
             })
             .collect()

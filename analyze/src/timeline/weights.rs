@@ -23,6 +23,8 @@ pub enum Value {
     Launches,
     /// Time of the host in API calls
     Api,
+    /// Time of the host in synchronisations: waiting for device work
+    Sync,
     /// Time of copies and memsets on the device
     Copies,
     /// Bytes copied
@@ -109,6 +111,7 @@ pub fn weigh(timeline: &Timeline, value: Value) -> Result<Weights, Overflow> {
         Value::Gpu | Value::Copies | Value::Bytes => scale.device_work(value)?,
         Value::Launches => scale.launches()?,
         Value::Api => scale.calls()?,
+        Value::Sync => scale.waits()?,
     }
     let sorted: BTreeMap<Place, u64> = scale.sums.into_iter().filter(|(_, weight)| *weight > 0).collect();
     Ok(Weights { stacks: sorted.into_iter().collect(), ..scale.done })
@@ -178,9 +181,13 @@ impl Scale<'_> {
         self.calls_of::<Launch>(|row| (row.thread, row.stream, row.stack, row.function))?;
         self.calls_of::<GraphLaunch>(|row| (row.thread, row.stream, row.stack, row.function))?;
         self.calls_of::<Api>(|row| (row.thread, 0, row.stack, row.function))?;
-        self.calls_of::<Sync>(|row| (row.thread, row.stream, row.stack, row.function))?;
+        self.waits()?;
         self.calls_of::<EventRecord>(|row| (row.thread, row.stream, row.stack, row.function))?;
         self.calls_of::<EventWait>(|row| (row.thread, row.stream, row.stack, row.function))
+    }
+
+    fn waits(&mut self) -> Result<(), Overflow> {
+        self.calls_of::<Sync>(|row| (row.thread, row.stream, row.stack, row.function))
     }
 
     fn calls_of<E: Event>(&mut self, parts: fn(&E) -> (u32, u32, u32, u32)) -> Result<(), Overflow> {

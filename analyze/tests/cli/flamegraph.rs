@@ -586,6 +586,7 @@ fn sum_of(timeline: &Timeline, value: Value) -> u128 {
         Value::Gpu => copies + device(&events.kernel.start_ns, &events.kernel.duration_ns),
         Value::Copies => copies,
         Value::Bytes => sum(&events.memcpy.bytes),
+        Value::Sync => sum(&events.sync.duration_ns),
         Value::Launches => (events.launch.len() + events.graph_launch.len()) as u128,
         Value::Api => [
             &events.launch.duration_ns,
@@ -610,7 +611,7 @@ proptest! {
         by in prop_oneof![Just(By::Stack), Just(By::Kernel), Just(By::Stream), Just(By::Rank)],
     ) {
         let timeline = everything::timeline(&numbers, &strings);
-        for value in [Value::Gpu, Value::Launches, Value::Api, Value::Copies, Value::Bytes] {
+        for value in [Value::Gpu, Value::Launches, Value::Api, Value::Sync, Value::Copies, Value::Bytes] {
             let exact = sum_of(&timeline, value);
             let Ok(weights) = weigh(&timeline, value) else {
                 prop_assert!(exact > u128::from(u64::MAX));

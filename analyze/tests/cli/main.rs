@@ -11,6 +11,7 @@ mod everything;
 mod flamegraph;
 #[path = "../../../format/tests/hostile/forge.rs"]
 mod forge;
+mod host_only;
 mod hostile;
 mod import;
 mod info;

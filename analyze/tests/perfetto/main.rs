@@ -13,6 +13,8 @@ mod tools;
 
 use std::path::{Path, PathBuf};
 
+use ktape_fixtures::live;
+use ktape_format::{Options, TapeWriter};
 use protobuf::Message as _;
 use serde_json::Value;
 
@@ -185,6 +187,71 @@ fn a_made_up_trace_is_shown_as_it_was_made() {
     assert_eq!(waited.len(), 1, "the synchronisation names the last work of its stream");
     assert_eq!(allocated[0]["most"], 4096);
     assert_eq!(context[0], serde_json::json!({ "pid": 100, "api": "CUDA" }));
+}
+
+/// A recording of launches: what people look for on the GPU's tracks is on the threads', and nothing is made up.
+#[test]
+fn launches_without_device_times_stand_for_their_kernels() {
+    const REQUESTS: u32 = 8;
+    if !tools::installed() {
+        return;
+    }
+    let dir = tempfile::tempdir().expect("a temporary folder");
+    let tape = dir.path().join("run.ktape");
+    let mut writer = TapeWriter::create(&tape, &Options::batch("test")).expect("create");
+    live::live(&mut writer, REQUESTS).expect("write");
+    writer.finish().expect("finish");
+    let exported = export(dir, tape);
+    let answers = tools::sql(
+        &exported.trace,
+        &[
+            "select name, count(*) as n, sum(dur) as ns, min(extract_arg(arg_set_id, 'debug.function')) as function,
+             min(extract_arg(arg_set_id, 'debug.grid')) as grid, min(extract_arg(arg_set_id, 'debug.stream')) as stream
+             from slice where extract_arg(arg_set_id, 'debug.kernel') is not null group by name order by name",
+            "select name, count(*) as n, sum(dur) as ns from gpu_slice group by name",
+            "select extract_arg(arg_set_id, 'debug.direction') as direction, extract_arg(arg_set_id, 'debug.timing') as timing,
+             sum(extract_arg(arg_set_id, 'debug.bytes')) as bytes from slice where name like 'cuMem%Async%'
+             group by 1 order by 1",
+            "select count(*) as n, sum(dur) as ns from slice where name = 'cuStreamSynchronize'",
+            "select distinct thread.tid from slice join thread_track t on t.id = slice.track_id join thread using (utid)
+             where name = 'cuGraphLaunch'",
+            "select count(*) as n from __intrinsic_track_event_callstacks",
+            "select name, value from stats where value > 0 and severity != 'info'",
+            "select count(*) as n from counter_track where name like 'Copy bandwidth%' or name like 'Kernels queued%'",
+            "select cast(value as int) as bytes from counter c join counter_track t on t.id = c.track_id
+             where t.name = 'Allocated (managed), Device #0' order by ts desc limit 1",
+        ],
+    );
+    let [launches, device, copies, waits, decoder, callstacks, complaints, curves, allocated] = &answers[..]
+    else {
+        panic!("{answers:?}")
+    };
+    let launches_of = |name: &str, grid: &str| {
+        serde_json::json!({ "name": name, "n": REQUESTS * live::LAYERS, "ns": 0, "function": "cuLaunchKernel", "grid": grid,
+            "stream": 7 })
+    };
+    assert_eq!(launches[..], [launches_of("gemm", "16 x 1 x 1"), launches_of("softmax", "8 x 1 x 1")]);
+    let waited_for = serde_json::json!({ "name": "Memcpy DtoH (Device -> unknown) (at most)", "n": REQUESTS,
+        "ns": u64::from(REQUESTS) * live::OUTPUT_NS });
+    assert_eq!(device[..], [waited_for], "on a stream is only what has a bound, marked as such");
+    let asked_for = |direction: Value, bytes: u64| serde_json::json!({ "direction": direction, "timing": "absent", "bytes": u64::from(REQUESTS) * bytes });
+    assert_eq!(
+        copies[..],
+        [asked_for(Value::Null, live::CLEARED_BYTES), asked_for("HtoD".into(), live::INPUT_BYTES)],
+        "copies and memsets without a time are arguments of their calls"
+    );
+    let waits_ns = u64::from(REQUESTS) * live::WAIT_NS;
+    assert_eq!(waits[0], serde_json::json!({ "n": REQUESTS, "ns": waits_ns }));
+    assert_eq!(decoder[..], [serde_json::json!({ "tid": live::PID + 1 })]);
+    // All calls, allocations and frees have a stack, and no weight that is newer than the engine.
+    let unfreed = REQUESTS.div_ceil(live::LEAK_EVERY);
+    let calls = REQUESTS * (2 * live::LAYERS + 1 + 1 + 3) + REQUESTS + (REQUESTS - unfreed) + 1;
+    assert_eq!(callstacks[0]["n"], calls);
+    assert_eq!(complaints[..], [Value::Null; 0], "{complaints:?}");
+    assert_eq!(allocated[0]["bytes"], u64::from(unfreed) * live::SCRATCH_BYTES, "`cuMemFree` takes managed memory too");
+    assert_eq!(curves[0]["n"], 0, "no bandwidth of a bound, no queue of kernels");
+    let summary = tools::schema(&exported.trace);
+    assert_eq!(number(&summary["callstacks"]["weighted"]), 0, "{summary}");
 }
 
 #[test]

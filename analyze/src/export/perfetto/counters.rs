@@ -7,12 +7,13 @@ use std::collections::BTreeMap;
 
 use ktape_format::Table as _;
 use ktape_format::definition::{CounterName, Device};
-use ktape_format::event::{Alloc, Free, allocator, copy_kind};
+use ktape_format::event::{Alloc, Free, allocator, copy_kind, timing};
 use rustc_hash::FxHashMap;
 
 use super::links::{Links, is_kernel};
 use super::proto::{TrackEvent, event_type};
 use super::tracks::{Owner, Tracks};
+use crate::timeline::host_side::address_space;
 use crate::timeline::{DeviceOp, Timeline};
 
 /// All curves.
@@ -112,11 +113,11 @@ impl Counters {
         }
     }
 
-    /// What copies move, by process, device and direction, while they run.
+    /// What copies move, by process, device and direction, while they run. Of a copy that ran within a bound it is not known.
     fn bandwidth(&mut self, timeline: &Timeline, tracks: &mut Tracks<'_>) {
         let definitions = &timeline.definitions;
         let mut directions: BTreeMap<(u32, u32, u8), Vec<(i64, i64)>> = BTreeMap::new();
-        for row in timeline.events.memcpy.rows().filter(|row| row.duration_ns > 0) {
+        for row in timeline.events.memcpy.rows().filter(|row| row.duration_ns > 0 && row.timing != timing::BOUNDED) {
             let rate = u128::from(row.bytes) * 1_000_000_000 / u128::from(row.duration_ns);
             let rate = i64::try_from(rate).unwrap_or(i64::MAX);
             let end_ns = row.start_ns.saturating_add_unsigned(row.duration_ns);
@@ -136,6 +137,8 @@ impl Counters {
     fn memory(&mut self, timeline: &Timeline, tracks: &mut Tracks<'_>) {
         let definitions = &timeline.definitions;
         let mut heaps: BTreeMap<(u32, u32, u8), Heap> = BTreeMap::new();
+        // A free may not know where its memory was, or who had handed it out.
+        let mut heap_of_address: FxHashMap<(u32, u8, u64), (u32, u32, u8)> = FxHashMap::default();
         let (mut allocs, mut frees) = (timeline.events.alloc.rows().peekable(), timeline.events.free.rows().peekable());
         loop {
             let free_first = match (allocs.peek(), frees.peek()) {
@@ -146,9 +149,13 @@ impl Counters {
             };
             let heap = |thread, device, allocator| (definitions.process_of_thread(thread), device, allocator);
             if free_first && let Some(row) = frees.next() {
-                heaps.entry(heap(row.thread, row.device, row.allocator)).or_default().free(&row);
+                let heap = heap(row.thread, row.device, row.allocator);
+                let known = heap_of_address.remove(&(heap.0, address_space(row.allocator), row.address));
+                heaps.entry(known.unwrap_or(heap)).or_default().free(&row);
             } else if let Some(row) = allocs.next() {
-                heaps.entry(heap(row.thread, row.device, row.allocator)).or_default().alloc(&row);
+                let heap = heap(row.thread, row.device, row.allocator);
+                heap_of_address.insert((heap.0, address_space(row.allocator), row.address), heap);
+                heaps.entry(heap).or_default().alloc(&row);
             }
         }
         for ((process, device, code), heap) in heaps {

@@ -84,7 +84,7 @@ impl<'a> DeviceEvents<'a> {
 
     /// Gives every operation its stage, and every kernel its interned kernel.
     fn name_ops(&mut self, texts: &mut Texts<'_>) {
-        let mut stages: FxHashMap<OpClass, u32> = FxHashMap::default();
+        let mut stages: FxHashMap<(OpClass, bool), u32> = FxHashMap::default();
         let mut kernels: FxHashMap<(u32, u32), u32> = FxHashMap::default();
         for op in self.ops {
             self.kernel_of.push(if is_kernel(op) {
@@ -99,8 +99,17 @@ impl<'a> DeviceEvents<'a> {
                 0
             });
             let class = self.timeline.op_class(op);
-            let stage = *stages.entry(class).or_insert_with(|| {
-                let (name, text) = if is_kernel(op) {
+            let is_bounded = op.timing == timing::BOUNDED;
+            let stage = *stages.entry((class, is_bounded)).or_insert_with(|| {
+                let (name, text) = if is_bounded {
+                    // What lasted this long at most must not be added up with what was measured.
+                    let text = match is_kernel(op) {
+                        true => texts.get(self.labels.kernels.of(class.id)).to_owned(),
+                        false => self.timeline.op_name(op),
+                    };
+                    let text = format!("{text} (at most)");
+                    (texts.text(&text, list::EVENT_NAME), text)
+                } else if is_kernel(op) {
                     let name = self.labels.kernels.of(class.id);
                     (name, texts.get(name).to_owned())
                 } else {
@@ -240,7 +249,7 @@ impl<'a> DeviceEvents<'a> {
         launch.add(stream.args);
         launch.add([
             Some(Arg { name: keys.bytes, value: Value::Uint(row.bytes) }),
-            gigabytes_per_second(row.bytes, row.duration_ns)
+            gigabytes_per_second(row.bytes, row.duration_ns, row.timing)
                 .map(|rate| Arg { name: keys.gigabytes_per_second, value: Value::Double(rate) }),
             Some(Arg { name: keys.direction, value: Value::Text(self.labels.copies.of(row.kind)) }),
             Some(Arg { name: keys.source_memory, value: Value::Text(self.labels.memories.of(row.source_memory)) }),
@@ -260,7 +269,7 @@ impl<'a> DeviceEvents<'a> {
         launch.add([
             Some(Arg { name: keys.bytes, value: Value::Uint(row.bytes) }),
             Some(Arg { name: keys.value, value: Value::Uint(row.value.into()) }),
-            gigabytes_per_second(row.bytes, row.duration_ns)
+            gigabytes_per_second(row.bytes, row.duration_ns, row.timing)
                 .map(|rate| Arg { name: keys.gigabytes_per_second, value: Value::Double(rate) }),
             Some(Arg { name: keys.target_memory, value: Value::Text(self.labels.memories.of(row.target_memory)) }),
         ]);
@@ -321,7 +330,7 @@ fn volume(x: u32, y: u32, z: u32) -> u64 {
     u64::from(x).saturating_mul(y.into()).saturating_mul(z.into())
 }
 
-/// Bytes a nanosecond; `None` for work that took no time.
-fn gigabytes_per_second(bytes: u64, duration_ns: u64) -> Option<f64> {
-    (duration_ns > 0).then(|| bytes as f64 / duration_ns as f64)
+/// Bytes a nanosecond; `None` for work that took no time, or a time of which only a bound is known.
+fn gigabytes_per_second(bytes: u64, duration_ns: u64, quality: u8) -> Option<f64> {
+    (duration_ns > 0 && quality != timing::BOUNDED).then(|| bytes as f64 / duration_ns as f64)
 }

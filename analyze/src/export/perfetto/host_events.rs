@@ -15,13 +15,15 @@ use super::links::{Links, Submitted, event_id};
 use super::proto::{GpuCorrelation, TrackEvent, event_type};
 use super::stacks::Stacks;
 use super::text::{Arg, TextId, Texts, Value, list};
-use crate::timeline::Timeline;
+use super::untimed::Untimed;
+use crate::timeline::{DeviceOp, DeviceOpKind, Timeline};
 
 /// Makes packets of host events.
 pub(super) struct HostEvents<'a> {
     pub(super) timeline: &'a Timeline,
     pub(super) labels: &'a Labels<'a>,
     pub(super) links: &'a Links,
+    pub(super) untimed: &'a Untimed,
     pub(super) stacks: &'a Stacks<'a>,
     categories: FxHashMap<Lane, TextId>,
     names: Names,
@@ -60,6 +62,7 @@ impl<'a> HostEvents<'a> {
         timeline: &'a Timeline,
         labels: &'a Labels<'a>,
         links: &'a Links,
+        untimed: &'a Untimed,
         stacks: &'a Stacks<'a>,
         texts: &mut Texts<'_>,
     ) -> HostEvents<'a> {
@@ -82,7 +85,7 @@ impl<'a> HostEvents<'a> {
             opened_before: texts.text("(opened before the recording)", list::EVENT_NAME),
             losses,
         };
-        HostEvents { timeline, labels, links, stacks, categories: FxHashMap::default(), names }
+        HostEvents { timeline, labels, links, untimed, stacks, categories: FxHashMap::default(), names }
     }
 
     /// Says which kinds of tracks there are.
@@ -129,6 +132,11 @@ impl<'a> HostEvents<'a> {
         event.name_iid = Some(self.labels.functions.of(launch.function));
         if launch.shape != 0 {
             event.text(keys.kernel, self.labels.kernel_of(launch.shape));
+            if self.timeline.host_only {
+                // It stands for its kernel, which is on no other track.
+                event.name_iid = Some(self.labels.kernel_of(launch.shape));
+                event.text(keys.function, self.labels.functions.of(launch.function));
+            }
             event.arg(self.labels.grids.arg(keys.grid, launch.shape));
             event.arg(self.labels.blocks.arg(keys.block, launch.shape));
         }
@@ -148,11 +156,35 @@ impl<'a> HostEvents<'a> {
     fn api(&self, row: usize, api: Api, event: &mut TrackEvent) {
         event.name_iid = Some(self.labels.functions.of(api.function));
         self.call(api.correlation, api.result, api.args, event);
+        if let Some(op) = self.untimed.of_call(row) {
+            self.asked_for(op, event);
+        }
         if self.links.api.ops.of(row).is_empty() {
             event.callstack_iid = self.stacks.id(api.stack);
         } else {
             self.submitted(&self.links.api, row, api.stack, event);
         }
+    }
+
+    /// What a call asked of the device where its time is not known.
+    fn asked_for(&self, op: &DeviceOp, event: &mut TrackEvent) {
+        let (keys, row) = (&self.labels.keys, op.row as usize);
+        event.arg(self.labels.stream(op.stream));
+        if op.kind == DeviceOpKind::Memcpy {
+            let copy = self.timeline.events.memcpy.row(row);
+            event.uint(keys.bytes, copy.bytes);
+            event.text(keys.direction, self.labels.copies.of(copy.kind));
+            event.text(keys.source_memory, self.labels.memories.of(copy.source_memory));
+            event.text(keys.target_memory, self.labels.memories.of(copy.target_memory));
+            event.args(self.labels.args.of(copy.args));
+        } else {
+            let memset = self.timeline.events.memset.row(row);
+            event.uint(keys.bytes, memset.bytes);
+            event.arg(Some(Arg { name: keys.value, value: Value::Uint(memset.value.into()) }));
+            event.text(keys.target_memory, self.labels.memories.of(memset.target_memory));
+            event.args(self.labels.args.of(memset.args));
+        }
+        event.text(keys.timing, self.labels.timings.of(op.timing));
     }
 
     fn sync(&self, row: usize, sync: Sync, event: &mut TrackEvent) {
@@ -260,10 +292,11 @@ impl<'a> HostEvents<'a> {
     }
 
     /// The device work of a call: arrows to it, and its exact time as the weight of the stack. A weight is a double,
-    /// exact up to 2^53 ns: 104 days.
+    /// exact up to 2^53 ns: 104 days. Without device times there are no weights, so that a flamegraph counts calls.
     fn submitted(&self, submitted: &Submitted, row: usize, stack: u32, event: &mut TrackEvent) {
         event.callstack_iid = self.stacks.id(stack);
-        event.callstack_weight = event.callstack_iid.map(|_| submitted.device_ns[row] as f64);
+        let is_weighted = event.callstack_iid.is_some() && !self.timeline.host_only;
+        event.callstack_weight = is_weighted.then(|| submitted.device_ns[row] as f64);
         let ops = submitted.ops.of(row);
         if !ops.is_empty() {
             let ids = ops.iter().map(|op| event_id(*op as usize));

@@ -61,6 +61,7 @@ keys! {
     direction: "direction",
     event: "event",
     file: "file",
+    function: "function",
     gigabytes_per_second: "gigabytes_per_second",
     graph: "graph",
     graph_node: "graph_node",
@@ -153,8 +154,18 @@ impl<'a> Labels<'a> {
         Labels {
             definitions,
             keys: Keys::new(texts),
-            functions: strings(definitions.functions.rows().map(|row: Function| row.name), "(unknown call)", texts),
-            frames: strings(definitions.frames.rows().map(|row: Frame| row.name), "(unknown frame)", texts),
+            functions: strings(
+                definitions.functions.rows().map(|row: Function| row.name),
+                "(unknown call)",
+                if timeline.host_only { both } else { list::EVENT_NAME },
+                texts,
+            ),
+            frames: strings(
+                definitions.frames.rows().map(|row: Frame| row.name),
+                "(unknown frame)",
+                list::EVENT_NAME,
+                texts,
+            ),
             kernels: {
                 let short = |row: KernelName| short_kernel_name(definitions.string(row.name));
                 let names = std::iter::once("(unknown kernel)".to_owned()).chain(definitions.kernels.rows().map(short));
@@ -196,10 +207,10 @@ pub(super) fn triple(x: u32, y: u32, z: u32) -> String {
     format!("{x} x {y} x {z}")
 }
 
-fn strings(ids: impl Iterator<Item = u32>, none: &str, texts: &mut Texts<'_>) -> ById {
-    let none = texts.text(none, list::EVENT_NAME);
+fn strings(ids: impl Iterator<Item = u32>, none: &str, list: u8, texts: &mut Texts<'_>) -> ById {
+    let none = texts.text(none, list);
     let mut by_id = vec![none];
-    by_id.extend(ids.map(|id| match texts.string(id, list::EVENT_NAME) {
+    by_id.extend(ids.map(|id| match texts.string(id, list) {
         0 => none,
         id => id,
     }));

@@ -20,6 +20,7 @@ mod proto;
 mod stacks;
 mod text;
 mod tracks;
+mod untimed;
 
 use std::io::{self, Write};
 
@@ -39,6 +40,7 @@ use proto::{BOOTTIME, Clock, ClockSnapshot, InternedData, MONOTONIC, REALTIME, T
 use stacks::Stacks;
 use text::Texts;
 use tracks::Tracks;
+use untimed::Untimed;
 
 /// What was written.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
@@ -62,17 +64,18 @@ pub fn write<W: Write + Send>(timeline: &Timeline, out: W, gzip: bool) -> io::Re
     let span_ns = timeline.span_ns().unwrap_or((0, 0));
     let clock = TraceClock { shift_ns: span_ns.0.min(0) };
     let definitions = &timeline.definitions;
-    let ops = timeline.device_ops();
+    let mut ops = timeline.device_ops();
+    let untimed = Untimed::take(timeline, &mut ops);
     let links = Links::new(timeline, &ops);
 
-    let mut tracks = Tracks::new(definitions, &lost_by_process(timeline));
+    let mut tracks = Tracks::new(definitions, &lost_by_process(timeline), timeline.host_only);
     let host = Host::new(timeline, span_ns, &mut tracks);
     let counters = Counters::new(timeline, &ops, &links, &mut tracks);
 
     let mut texts = Texts::new(definitions);
     let labels = Labels::new(timeline, &mut texts);
     let stacks = Stacks::new(definitions, &used_stacks(&timeline.events), &mut texts);
-    let mut host_events = HostEvents::new(timeline, &labels, &links, &stacks, &mut texts);
+    let mut host_events = HostEvents::new(timeline, &labels, &links, &untimed, &stacks, &mut texts);
     host.lanes().for_each(|lane| host_events.category(lane, &mut texts));
     let device_events = DeviceEvents::new(timeline, &ops, &labels, &links, &tracks, &mut texts);
 

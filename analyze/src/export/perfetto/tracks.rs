@@ -37,6 +37,7 @@ pub(super) enum Owner {
 pub(super) struct Tracks<'a> {
     definitions: &'a Definitions,
     facts: FxHashMap<(u16, u32, &'a str), &'a str>,
+    host_only: bool,
     pids: Vec<i32>,
     tids: Vec<i32>,
     gpu_ids: Vec<i32>,
@@ -46,8 +47,9 @@ pub(super) struct Tracks<'a> {
 }
 
 impl<'a> Tracks<'a> {
-    /// Describes all processes and threads. `lost` is how many events each process (0: none known) lost.
-    pub(super) fn new(definitions: &'a Definitions, lost: &FxHashMap<u32, u64>) -> Tracks<'a> {
+    /// Describes all processes and threads. `lost` is how many events each process (0: none known) lost; a trace without
+    /// device times (`host_only`) says so beside their names.
+    pub(super) fn new(definitions: &'a Definitions, lost: &FxHashMap<u32, u64>, host_only: bool) -> Tracks<'a> {
         let fact = |row: Property| {
             let (key, value) = (definitions.string(row.key), definitions.string(row.value));
             ((row.subject_kind, row.subject, key), value)
@@ -55,6 +57,7 @@ impl<'a> Tracks<'a> {
         let mut tracks = Tracks {
             definitions,
             facts: definitions.properties.rows().map(fact).collect(),
+            host_only,
             pids: distinct(definitions.processes.rows().map(|process| process.pid)),
             tids: distinct(definitions.threads.rows().map(|thread| thread.tid)),
             gpu_ids: gpu_ids(definitions),
@@ -136,6 +139,9 @@ impl<'a> Tracks<'a> {
             labels.push(
                 fact(property::WORLD_SIZE).map_or_else(|| format!("rank {rank}"), |n| format!("rank {rank} of {n}")),
             );
+        }
+        if self.host_only {
+            labels.push("launches without device times".to_owned());
         }
         if lost > 0 {
             labels.push(format!("{lost} events lost"));

@@ -45,7 +45,8 @@ pub struct Audit {
     pub unlaunched: Finding,
     /// Launches of kernels and graphs, failed ones and those without a correlation id aside.
     pub launches: u64,
-    /// How many of them have no device work on the tape; not known of a part of a trace.
+    /// How many of them have no device work on the tape; not known of a part of a trace, and no question where no device
+    /// work was recorded at all ([`Timeline::host_only`]).
     pub launches_without_work: Option<u64>,
     /// Device operations whose measured duration is 0.
     pub zero_duration: u64,
@@ -195,7 +196,7 @@ impl Timeline {
             let call = (self.definitions.process_of_thread(thread), correlation);
             without_work += u64::from(!with_work.contains(&call));
         }
-        audit.launches_without_work = is_whole.then_some(without_work);
+        audit.launches_without_work = (is_whole && !self.host_only).then_some(without_work);
     }
 
     fn finding<'a>(&self, tally: Tally, first_ns: i64, op: impl Fn(usize) -> &'a DeviceOp) -> Finding {

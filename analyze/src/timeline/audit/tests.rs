@@ -262,3 +262,22 @@ fn the_ends_of_time() {
         assert!(audit.impossible.count > 0 && audit.before_launch.count > 0);
     }
 }
+
+/// It said of all launches that they have no device work.
+#[test]
+fn launches_of_a_recording_without_kernels_lack_nothing() {
+    let bounded = Memcpy { stream: 1, correlation: 2, timing: timing::BOUNDED, ..Memcpy::default() };
+    let host_only = |memory: &mut Memory| {
+        put(memory, launch(1_000, 1));
+        put(memory, Api { correlation: 2, thread: 1, ..Api::default() });
+        put(memory, bounded);
+    };
+    let without = audit(host_only);
+    assert_eq!((without.launches, without.launches_without_work), (1, None));
+    // One kernel is enough to miss the others.
+    let with = audit(|memory| {
+        host_only(memory);
+        put(memory, kernel(1_100, 5, 3));
+    });
+    assert_eq!((with.launches, with.launches_without_work), (1, Some(1)));
+}
