@@ -11,31 +11,31 @@ use ktape_ebpf::wire::{Counters, MOST_FUNCTIONS, MOST_TARGETS, Plan, StackBody, 
 
 /// The recorded processes, by number.
 #[map]
-pub static TARGETS: HashMap<u32, Target> = HashMap::with_max_entries(MOST_TARGETS, 0);
+pub(crate) static TARGETS: HashMap<u32, Target> = HashMap::with_max_entries(MOST_TARGETS, 0);
 
 /// What to keep of each function's calls.
 #[map]
-pub static PLANS: Array<Plan> = Array::with_max_entries(MOST_FUNCTIONS, 0);
+pub(crate) static PLANS: Array<Plan> = Array::with_max_entries(MOST_FUNCTIONS, 0);
 
 /// What was seen and what was lost of each function.
 #[map]
-pub static COUNTERS: PerCpuArray<Counters> = PerCpuArray::with_max_entries(MOST_FUNCTIONS, 0);
+pub(crate) static COUNTERS: PerCpuArray<Counters> = PerCpuArray::with_max_entries(MOST_FUNCTIONS, 0);
 
 /// Everything on its way to user space. The loader sets its size.
 #[map]
-pub static EVENTS: RingBuf = RingBuf::with_byte_size(16 << 20, 0);
+pub(crate) static EVENTS: RingBuf = RingBuf::with_byte_size(16 << 20, 0);
 
 /// What user space knows already: stacks and code objects whose body was sent.
 #[map]
-pub static SENT: LruHashMap<SentKey, u8> = LruHashMap::with_max_entries(1 << 17, 0);
+pub(crate) static SENT: LruHashMap<SentKey, u8> = LruHashMap::with_max_entries(1 << 17, 0);
 
 /// What was sent, of which program.
 #[repr(C)]
 #[derive(Clone, Copy)]
-pub struct SentKey {
+pub(crate) struct SentKey {
     /// A stack's hash, or a code object's address, which is never odd, with the lowest bit set.
-    pub what: u64,
-    pub generation: u64,
+    pub(crate) what: u64,
+    pub(crate) generation: u64,
 }
 
 /// Work space for walks: an eBPF program's own stack has 512 bytes.
@@ -43,24 +43,24 @@ pub struct SentKey {
 /// A probe runs with preemption on, so another thread may hit a probe while one is in it, on the same processor. Each takes
 /// a space that is free; there are as many as can reasonably meet.
 #[map]
-pub static SPACES: PerCpuArray<Space> = PerCpuArray::with_max_entries(SPACES_A_PROCESSOR, 0);
+pub(crate) static SPACES: PerCpuArray<Space> = PerCpuArray::with_max_entries(SPACES_A_PROCESSOR, 0);
 
-pub const SPACES_A_PROCESSOR: u32 = 4;
+pub(crate) const SPACES_A_PROCESSOR: u32 = 4;
 
 /// One walk's work space.
 #[repr(C)]
-pub struct Space {
+pub(crate) struct Space {
     /// 0 if it is free.
-    pub taken: u64,
-    pub interpreter: Interpreter,
+    pub(crate) taken: u64,
+    pub(crate) interpreter: Interpreter,
     /// The walked thread's program, as in [`SentKey`].
-    pub generation: u64,
-    pub pid_tid: u64,
-    pub hash: u64,
-    pub bodies_lost: u64,
+    pub(crate) generation: u64,
+    pub(crate) pid_tid: u64,
+    pub(crate) hash: u64,
+    pub(crate) bodies_lost: u64,
     /// What a new stack is sent as: this, and the frames of the walk behind it.
-    pub body: StackBody,
-    pub walk: Walk,
+    pub(crate) body: StackBody,
+    pub(crate) walk: Walk,
 }
 
 const _: () =
@@ -69,45 +69,45 @@ const _: () =
 /// Whose call a remembered pointer is.
 #[repr(C)]
 #[derive(Clone, Copy)]
-pub struct OutKey {
-    pub pid_tid: u64,
-    pub function: u64,
+pub(crate) struct OutKey {
+    pub(crate) pid_tid: u64,
+    pub(crate) function: u64,
 }
 
 /// Where calls that are under way hand something out.
 #[map]
-pub static OUTS: LruHashMap<OutKey, [u64; 2]> = LruHashMap::with_max_entries(16384, 0);
+pub(crate) static OUTS: LruHashMap<OutKey, [u64; 2]> = LruHashMap::with_max_entries(16384, 0);
 
 /// Where `tgid`, `pid` and `exit_code` are in a `task_struct`, and the thread pointer. The loader sets them, from BTF.
 #[unsafe(no_mangle)]
-pub static TASK_TGID: u64 = 0;
+pub(crate) static TASK_TGID: u64 = 0;
 #[unsafe(no_mangle)]
-pub static TASK_PID: u64 = 0;
+pub(crate) static TASK_PID: u64 = 0;
 #[unsafe(no_mangle)]
-pub static TASK_EXIT_CODE: u64 = 0;
+pub(crate) static TASK_EXIT_CODE: u64 = 0;
 #[unsafe(no_mangle)]
-pub static TASK_THREAD_POINTER: u64 = 0;
+pub(crate) static TASK_THREAD_POINTER: u64 = 0;
 /// How much may lie in the ring buffer before its reader is woken, in bytes.
 #[unsafe(no_mangle)]
-pub static WAKE_AT_BYTES: u64 = 0;
+pub(crate) static WAKE_AT_BYTES: u64 = 0;
 
 /// The value of a setting, as the loader has it: not the one that the compiler sees.
 #[inline(always)]
-pub fn setting(of: &'static u64) -> u64 {
+pub(crate) fn setting(of: &'static u64) -> u64 {
     // SAFETY: a reference is valid to be read.
     unsafe { core::ptr::read_volatile(of) }
 }
 
 /// Raises a counter of this processor's.
 #[inline(always)]
-pub fn count(counter: *mut u64) {
+pub(crate) fn count(counter: *mut u64) {
     // SAFETY: a counter is 8 bytes, aligned, in a map, and only ever raised like this.
     unsafe { atomic_xadd::<u64, u64, { AtomicOrdering::Relaxed }>(counter, 1) };
 }
 
 /// Sends a record; false if there was no room. The reader finds it when it looks next.
 #[inline(always)]
-pub fn send<T: Copy + 'static>(record: &T) -> bool {
+pub(crate) fn send<T: Copy + 'static>(record: &T) -> bool {
     with_room(|room: *mut T| {
         // SAFETY: the room is reserved and as large as its type.
         unsafe { room.write(*record) };
@@ -117,7 +117,7 @@ pub fn send<T: Copy + 'static>(record: &T) -> bool {
 
 /// Sends a record that cannot wait.
 #[inline(always)]
-pub fn send_urgent<T: Copy + 'static>(record: &T) -> bool {
+pub(crate) fn send_urgent<T: Copy + 'static>(record: &T) -> bool {
     with_room(|room: *mut T| {
         // SAFETY: as above.
         unsafe { room.write(*record) };
@@ -128,7 +128,7 @@ pub fn send_urgent<T: Copy + 'static>(record: &T) -> bool {
 /// Reserves room for a record and has it written; `write` says whether the reader is to be woken for it. False, and
 /// nothing is written, if there is no room.
 #[inline(always)]
-pub fn with_room<T: 'static>(write: impl FnOnce(*mut T) -> bool) -> bool {
+pub(crate) fn with_room<T: 'static>(write: impl FnOnce(*mut T) -> bool) -> bool {
     let Some(mut room) = EVENTS.reserve::<T>(0) else { return false };
     let urgent = write(room.as_mut_ptr());
     room.submit(wake(urgent));
@@ -138,7 +138,7 @@ pub fn with_room<T: 'static>(write: impl FnOnce(*mut T) -> bool) -> bool {
 /// Waking costs a microsecond or more, and the reader looks by itself every so often: so it is woken only for what is
 /// urgent, and where the buffer fills.
 #[inline(always)]
-pub fn wake(urgent: bool) -> u64 {
+pub(crate) fn wake(urgent: bool) -> u64 {
     if urgent || EVENTS.query(aya_ebpf::bindings::BPF_RB_AVAIL_DATA as u64) > setting(&WAKE_AT_BYTES) {
         BPF_RB_FORCE_WAKEUP as u64
     } else {

@@ -32,7 +32,7 @@ impl Memory for User {
 
 /// The hash of the calling thread's Python stack; 0 for none.
 #[inline(always)]
-pub fn record(target: *const Target, pid_tid: u64, counters: *mut Counters) -> u64 {
+pub(crate) fn record(target: *const Target, pid_tid: u64, counters: *mut Counters) -> u64 {
     // SAFETY: a map's value.
     if unsafe { (*target).has_interpreter } == 0 {
         return 0;

@@ -57,7 +57,7 @@ impl Multi {
             multi.offsets = offsets.as_ptr() as u64;
             multi.cookies = cookies.as_ptr() as u64;
             multi.cnt = links.len() as u32;
-            multi.flags = if which == Program::Leave { BPF_F_UPROBE_MULTI_RETURN as u32 } else { 0 };
+            multi.flags = if which == Program::Leave { BPF_F_UPROBE_MULTI_RETURN } else { 0 };
         }
         bpf(bpf_cmd::BPF_LINK_CREATE, &mut attr)
     }

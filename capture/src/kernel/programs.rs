@@ -32,7 +32,14 @@ pub enum KernelError {
     Map(#[from] aya::maps::MapError),
     /// A probe can't be set.
     #[error("{library}: no probe at {symbol}: {error}")]
-    Attach { library: String, symbol: String, error: std::io::Error },
+    Attach {
+        /// The file.
+        library: String,
+        /// The function, or the first of those that were to have one.
+        symbol: String,
+        /// What the system said.
+        error: std::io::Error,
+    },
     /// The programs lack a part: they are of another version than this one.
     #[error("the eBPF programs have no `{0}`")]
     Missing(&'static str),

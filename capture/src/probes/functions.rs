@@ -26,6 +26,10 @@ pub struct Function {
 
 /// What a call does, and in which arguments it says so.
 #[derive(Clone, Copy, Debug, PartialEq)]
+#[expect(
+    missing_docs,
+    reason = "the variants say what their fields are: positions of arguments, codes of the tape's columns"
+)]
 pub enum Meaning {
     /// Launches a kernel: function, grid, block, shared memory, stream.
     Launch,

@@ -1,18 +1,16 @@
 //! A recording: from the first probe to the closed tape.
 //!
-//! [`Session::run`] goes round: take what the ring buffer has, write it, look after processes that came, changed or went, wait
+//! `processes.rs` has what is done for processes, `libraries.rs` for libraries. [`Session::run`] goes round: take what the ring buffer has, write it, look after processes that came, changed or went, wait
 //! for more. It waits at most [`TICK`], as the programs wake it only for what is urgent.
 
 use std::collections::BTreeMap;
-use std::fs::File;
-use std::os::fd::{AsFd as _, OwnedFd};
-use std::path::{Path, PathBuf};
+use std::os::fd::AsFd as _;
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result};
 use aya::maps::{MapData, RingBuf};
-use ktape_ebpf::python::Interpreter;
 use ktape_ebpf::wire::{Counters, Target};
 use ktape_format::event::{self, ClockPair, clock_kind, lifecycle_kind};
 use ktape_format::header::ClockKind;
@@ -22,30 +20,24 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::time::{ClockId, clock_gettime};
 
 use super::losses::Losses;
+use super::processes::Recorded;
 use super::summary::Summary;
-use crate::collect::outside::{Identity, Notice, Outside};
-use crate::kernel::links::{Link, Program};
-use crate::kernel::programs::{Kernel, KernelError};
+use crate::collect::outside::Outside;
+use crate::kernel::programs::Kernel;
 use crate::probes;
 use crate::probes::functions::{self, Probed};
-use crate::probes::library::Library;
-use crate::python::find::{self, Refusal};
-use crate::target;
-use crate::target::libraries::{self, FileId, LibraryFile};
-use crate::target::process::Process;
+use crate::target::libraries::{self, FileId};
 
 /// How long a record may lie before it is looked for.
 const TICK: Duration = Duration::from_millis(20);
 /// How often processes are looked at again: for libraries and interpreters that came without a word.
-const LOOK_AGAIN: Duration = Duration::from_millis(500);
-/// How long an interpreter has for its layout to be proven: one that imports has its stacks in motion.
-const PROVEN_WITHIN: Duration = Duration::from_secs(10);
+pub(super) const LOOK_AGAIN: Duration = Duration::from_millis(500);
 /// How often losses are told.
 const TELL_LOSSES: Duration = Duration::from_secs(1);
 /// How often the clocks are read together.
 const CLOCKS: Duration = Duration::from_secs(10);
 /// After so many records the other duties have their turn.
-const RECORDS_A_ROUND: usize = 65_536;
+pub(super) const RECORDS_A_ROUND: usize = 65_536;
 
 /// What to record, and where to.
 #[derive(Clone, Debug)]
@@ -62,45 +54,26 @@ pub struct Options {
 
 /// A recording that goes on.
 pub struct Session {
-    options: Options,
-    functions: Vec<Probed>,
-    kernel: Kernel,
+    pub(super) options: Options,
+    pub(super) functions: Vec<Probed>,
+    pub(super) kernel: Kernel,
     /// How this kernel executes what lies under a probe.
-    site_kernel: probes::Kernel,
-    ring: RingBuf<MapData>,
-    collector: Outside,
-    tape: TapeWriter,
-    losses: Losses,
-    processes: FxHashMap<u32, Recorded>,
+    pub(super) site_kernel: probes::Kernel,
+    pub(super) ring: RingBuf<MapData>,
+    pub(super) collector: Outside,
+    pub(super) tape: TapeWriter,
+    pub(super) losses: Losses,
+    pub(super) processes: FxHashMap<u32, Recorded>,
     /// Libraries that have probes, by device and inode.
-    libraries: FxHashSet<FileId>,
-    library_paths: Vec<PathBuf>,
-    probes: usize,
-    recorded: u64,
-    troubles: BTreeMap<String, u64>,
-    began: Instant,
-    looked_again: Instant,
-    told_losses: Instant,
-    read_clocks: Instant,
-}
-
-/// A process that is being recorded.
-struct Recorded {
-    /// Readable when it is gone.
-    pidfd: Option<OwnedFd>,
-    python: Python,
-}
-
-/// What is known of a process's interpreter.
-enum Python {
-    /// None was found yet.
-    Unknown,
-    /// It is walked, and since when its layout is to be proven.
-    Unproven(Interpreter, Instant),
-    /// It is walked.
-    Proven,
-    /// It is not walked, and why was told.
-    Refused,
+    pub(super) libraries: FxHashSet<FileId>,
+    pub(super) library_paths: Vec<PathBuf>,
+    pub(super) probes: usize,
+    pub(super) recorded: u64,
+    pub(super) troubles: BTreeMap<String, u64>,
+    pub(super) began: Instant,
+    pub(super) looked_again: Instant,
+    pub(super) told_losses: Instant,
+    pub(super) read_clocks: Instant,
 }
 
 /// How a recording stands, for a line on a terminal.
@@ -184,37 +157,6 @@ impl Session {
         Ok(())
     }
 
-    /// Sets probes in a library, if it has none yet.
-    pub fn add_library(&mut self, library: &LibraryFile) {
-        if self.libraries.insert(library.id) {
-            self.attach(library);
-        }
-    }
-
-    /// Has the dynamic linker tell when it maps libraries.
-    fn watch_libraries(&mut self, linker: &File) {
-        let symbol = "_dl_debug_state";
-        let path = &libraries::open_path(linker);
-        let watched = self.sites(path, &[symbol]).and_then(|sites| {
-            let links: Vec<Link<'_>> = sites
-                .sites
-                .iter()
-                .map(|site| Link { program: Program::Libraries, symbol, file_offset: site.file_offset, cookie: 0 })
-                .collect();
-            Ok(self.kernel.attach(&links, path)?)
-        });
-        if let Err(error) = watched {
-            self.trouble(format!("the dynamic linker: {error:#}; libraries are looked for every {LOOK_AGAIN:?}"));
-        }
-    }
-
-    fn sites(&self, path: &Path, symbols: &[&str]) -> Result<probes::Sites> {
-        let file = File::open(path)?;
-        // SAFETY: a mapping that is only read. Libraries are replaced, not written over.
-        let bytes = unsafe { memmap2::Mmap::map(&file)? };
-        Ok(probes::sites(&Library::parse(&*bytes)?, symbols.iter().copied(), self.site_kernel)?)
-    }
-
     /// Records until `stop` says so, or no recorded process is left. `progress` is called every so often.
     pub fn run(&mut self, stop: &AtomicBool, mut progress: impl FnMut(Progress)) -> Result<()> {
         while !stop.load(Ordering::Relaxed) && !self.processes.is_empty() {
@@ -275,12 +217,12 @@ impl Session {
         }
     }
 
-    fn new_target(&self) -> Target {
+    pub(super) fn new_target(&self) -> Target {
         Target { generation: monotonic_ns() as u64, follow: self.options.follow.into(), ..Target::default() }
     }
 
     /// Takes what the ring buffer has, up to `most` records.
-    fn drain(&mut self, most: usize) -> Result<usize> {
+    pub(super) fn drain(&mut self, most: usize) -> Result<usize> {
         let mut taken = 0;
         while taken < most {
             let Some(record) = self.ring.next() else { break };
@@ -294,159 +236,7 @@ impl Session {
         Ok(taken)
     }
 
-    fn notice(&mut self, notice: Notice) -> Result<()> {
-        match notice {
-            Notice::Forked { child, .. } => {
-                // The program has made a target of it already. What it has in memory its parent has handed out.
-                self.begin_known(child, false)?;
-                self.look_at(child);
-            }
-            Notice::Executed { pid } => {
-                // What was told to the programs meanwhile was of the program before.
-                self.kernel.set_interpreter(pid, None)?;
-                self.begin_known(pid, true)?;
-                self.look_at(pid);
-            }
-            Notice::Libraries { pid } => self.look_at(pid),
-            Notice::ThreadEnded { .. } => {}
-        }
-        Ok(())
-    }
-
-    fn begin_process(&mut self, pid: u32) -> Result<()> {
-        let mut target = self.new_target();
-        // First the interpreter: a call that comes before it is known has no stack.
-        if let Ok(located) = find::locate(pid) {
-            (target.interpreter, target.has_interpreter) = (located.interpreter, 1);
-        }
-        self.kernel.set_target(pid, target)?;
-        self.begin_known(pid, false)?;
-        self.lifecycle(pid, lifecycle_kind::ATTACH, monotonic_ns(), 0)
-    }
-
-    /// Begins a process that the programs know; `is_new` says whether nothing of it was missed.
-    fn begin_known(&mut self, pid: u32, is_new: bool) -> Result<()> {
-        let pidfd = rustix::process::Pid::from_raw(pid as i32)
-            .and_then(|pid| rustix::process::pidfd_open(pid, rustix::process::PidfdFlags::empty()).ok());
-        // One that ended meanwhile has left its calls in the ring buffer, and only its number is known of it.
-        let identity = Process::of(pid).map_or_else(
-            |_| Identity { pid, ..Identity::default() },
-            |process| Identity {
-                pid,
-                start_ns: process.start_ns,
-                name: process.name,
-                command: process.command.join(" "),
-                container: process.container.unwrap_or_default(),
-            },
-        );
-        self.collector.begin_process(&identity, is_new, &mut self.tape)?;
-        let target = self.kernel.target(pid);
-        let inherited = target.filter(|target| target.has_interpreter != 0).map(|target| target.interpreter);
-        if let Some(interpreter) = inherited {
-            self.collector.set_layout(pid, interpreter.layout);
-        }
-        let python = inherited.map_or(Python::Unknown, |interpreter| Python::Unproven(interpreter, Instant::now()));
-        if self.processes.insert(pid, Recorded { pidfd, python }).is_none() {
-            self.recorded += 1;
-        }
-        Ok(())
-    }
-
-    /// Looks for libraries and the interpreter of a process.
-    fn look_at(&mut self, pid: u32) {
-        // A process may end while it is looked at; whatever else is wrong with one is told.
-        match libraries::dynamic_linker(pid) {
-            Ok(Some((id, linker))) if self.libraries.insert(id) => self.watch_libraries(&linker),
-            Ok(_) | Err(target::Error::NoSuchProcess(_)) => {}
-            Err(error) => self.trouble(error.to_string()),
-        }
-        match libraries::mapped(pid) {
-            Ok(mapped) => mapped.iter().for_each(|library| self.add_library(library)),
-            Err(target::Error::NoSuchProcess(_)) => {}
-            Err(error) => self.trouble(error.to_string()),
-        }
-        if let Err(error) = self.look_for_python(pid) {
-            self.trouble(error.to_string());
-        }
-    }
-
-    /// Finds a process's interpreter, and has its stacks walked from then on. That can't wait for the proof that its memory is
-    /// as its version says, as one that has just begun has nothing to prove it by; where the proof fails, there are no stacks.
-    fn look_for_python(&mut self, pid: u32) -> Result<(), KernelError> {
-        let Some(recorded) = self.processes.get_mut(&pid) else { return Ok(()) };
-        let mut interpreter = match &recorded.python {
-            Python::Proven | Python::Refused => return Ok(()),
-            Python::Unproven(interpreter, _) => *interpreter,
-            Python::Unknown => {
-                let located = match find::locate(pid) {
-                    Ok(located) => located,
-                    Err(Refusal::NoPython | Refusal::Io(_)) => return Ok(()),
-                    Err(refusal) => {
-                        recorded.python = Python::Refused;
-                        self.trouble(format!("process {pid}: no Python stacks: {refusal}"));
-                        return Ok(());
-                    }
-                };
-                recorded.python = Python::Unproven(located.interpreter, Instant::now());
-                self.collector.set_layout(pid, located.interpreter.layout);
-                self.kernel.set_interpreter(pid, Some(located.interpreter))?;
-                located.interpreter
-            }
-        };
-        let proof = find::prove(pid, &mut interpreter);
-        let Some(recorded) = self.processes.get_mut(&pid) else { return Ok(()) };
-        match proof {
-            Ok(()) => {
-                recorded.python = Python::Proven;
-                self.kernel.set_interpreter(pid, Some(interpreter))?;
-            }
-            Err(refusal @ Refusal::SelfTest { .. }) => {
-                if let Python::Unproven(_, since) = recorded.python
-                    && since.elapsed() > PROVEN_WITHIN
-                {
-                    recorded.python = Python::Refused;
-                    self.kernel.set_interpreter(pid, None)?;
-                    self.trouble(format!("process {pid}: no Python stacks: {refusal}"));
-                }
-            }
-            Err(_) => {}
-        }
-        Ok(())
-    }
-
-    /// Sets probes in a library.
-    fn attach(&mut self, library: &LibraryFile) {
-        match self.try_attach(&library.open_path()) {
-            Ok(0) => {}
-            Ok(probes) => {
-                self.probes += probes;
-                self.library_paths.push(library.path.clone());
-            }
-            Err(error) => self.trouble(format!("{}: {error:#}", library.path.display())),
-        }
-    }
-
-    fn try_attach(&mut self, path: &Path) -> Result<usize> {
-        let symbols: Vec<&str> = self.functions.iter().map(|function| function.symbol.as_str()).collect();
-        let sites = self.sites(path, &symbols)?;
-        let mut links = Vec::new();
-        for site in &sites.sites {
-            let names = std::iter::once(&site.symbol).chain(&site.aliases);
-            let index =
-                names.filter_map(|name| self.functions.iter().position(|function| function.symbol == *name)).next();
-            let Some(index) = index else { continue };
-            let link =
-                |program| Link { program, symbol: &site.symbol, file_offset: site.file_offset, cookie: index as u64 };
-            links.push(link(Program::Enter));
-            if self.functions[index].meaning.wants_return(self.options.launch_durations) {
-                links.push(link(Program::Leave));
-            }
-        }
-        self.kernel.attach(&links, path)?;
-        Ok(links.len())
-    }
-
-    fn trouble(&mut self, what: String) {
+    pub(super) fn trouble(&mut self, what: String) {
         *self.troubles.entry(what).or_default() += 1;
     }
 
@@ -485,7 +275,7 @@ impl Session {
         Ok(())
     }
 
-    fn lifecycle(&mut self, pid: u32, kind: u8, start_ns: i64, code: i64) -> Result<()> {
+    pub(super) fn lifecycle(&mut self, pid: u32, kind: u8, start_ns: i64, code: i64) -> Result<()> {
         let process = self.collector.process_id(pid);
         self.tape.event(event::Lifecycle { start_ns, kind, process, code, ..event::Lifecycle::default() })?;
         Ok(())
@@ -502,28 +292,6 @@ impl Session {
             Err(error) => Err(error).context("waiting for records"),
         }
     }
-
-    /// Ends processes that are gone, after their last records.
-    fn forget_the_gone(&mut self) -> Result<()> {
-        let is_gone = |pidfd: &OwnedFd| {
-            let mut fds = [PollFd::new(pidfd, PollFlags::IN)];
-            poll(&mut fds, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })).is_ok_and(|ready| ready > 0)
-        };
-        let gone = self.processes.iter().filter(|(_, recorded)| recorded.pidfd.as_ref().is_none_or(is_gone));
-        let gone: Vec<u32> = gone.map(|(&pid, _)| pid).collect();
-        if gone.is_empty() {
-            return Ok(());
-        }
-        // Whatever it did is in the ring buffer by now.
-        while self.drain(RECORDS_A_ROUND)? > 0 {}
-        for pid in gone {
-            self.lifecycle(pid, lifecycle_kind::PROCESS_EXIT, monotonic_ns(), 0)?;
-            self.collector.end_process(pid, &mut self.tape)?;
-            self.kernel.remove_target(pid);
-            self.processes.remove(&pid);
-        }
-        Ok(())
-    }
 }
 
 fn many(what: String, count: u64) -> String {
@@ -531,7 +299,7 @@ fn many(what: String, count: u64) -> String {
 }
 
 /// Now, on the tape's clock, which is that of the eBPF programs.
-fn monotonic_ns() -> i64 {
+pub(super) fn monotonic_ns() -> i64 {
     clock_ns(ClockId::Monotonic)
 }
 

@@ -45,14 +45,12 @@ pub struct Identity {
 /// What the collector met that somebody has to look after.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Notice {
-    /// A process was forked: parent and child.
-    Forked { parent: u32, child: u32 },
-    /// A process began another program.
-    Executed { pid: u32 },
-    /// A process mapped or unmapped a library.
-    Libraries { pid: u32 },
-    /// A thread ended; with `tid == pid` the process's first.
-    ThreadEnded { pid: u32, tid: u32 },
+    /// A process was forked: the child's number.
+    Forked(u32),
+    /// A process of this number began another program.
+    Executed(u32),
+    /// A process of this number mapped or unmapped a library.
+    Libraries(u32),
 }
 
 /// What was taken of one function.
@@ -342,10 +340,9 @@ impl Outside {
     fn lifecycle<S: Sink>(&mut self, life: &Lifecycle, sink: &mut S) -> Result<Option<Notice>, S::Error> {
         let (pid, tid) = (upper(life.pid_tid), lower(life.pid_tid));
         let notice = match life.what {
-            life::FORK => Some(Notice::Forked { parent: pid, child: upper(life.detail) }),
-            life::EXEC => Some(Notice::Executed { pid }),
-            life::LIBRARIES => Some(Notice::Libraries { pid }),
-            life::THREAD_EXIT => Some(Notice::ThreadEnded { pid, tid }),
+            life::FORK => Some(Notice::Forked(upper(life.detail))),
+            life::EXEC => Some(Notice::Executed(pid)),
+            life::LIBRARIES => Some(Notice::Libraries(pid)),
             _ => None,
         };
         let kind = match life.what {

@@ -1,0 +1,77 @@
+//! The libraries of a recording: each file gets its probes once, whoever maps it.
+
+use std::fs::File;
+use std::path::Path;
+
+use anyhow::Result;
+
+use super::session::{LOOK_AGAIN, Session};
+use crate::kernel::links::{Link, Program};
+use crate::probes;
+use crate::probes::library::Library;
+use crate::target::libraries::{self, LibraryFile};
+
+impl Session {
+    /// Sets probes in a library, if it has none yet.
+    pub fn add_library(&mut self, library: &LibraryFile) {
+        if self.libraries.insert(library.id) {
+            self.attach(library);
+        }
+    }
+
+    /// Has the dynamic linker tell when it maps libraries.
+    pub(super) fn watch_libraries(&mut self, linker: &File) {
+        let symbol = "_dl_debug_state";
+        let path = &libraries::open_path(linker);
+        let watched = self.sites(path, &[symbol]).and_then(|sites| {
+            let links: Vec<Link<'_>> = sites
+                .sites
+                .iter()
+                .map(|site| Link { program: Program::Libraries, symbol, file_offset: site.file_offset, cookie: 0 })
+                .collect();
+            Ok(self.kernel.attach(&links, path)?)
+        });
+        if let Err(error) = watched {
+            self.trouble(format!("the dynamic linker: {error:#}; libraries are looked for every {LOOK_AGAIN:?}"));
+        }
+    }
+
+    fn sites(&self, path: &Path, symbols: &[&str]) -> Result<probes::Sites> {
+        let file = File::open(path)?;
+        // SAFETY: a mapping that is only read. Libraries are replaced, not written over.
+        let bytes = unsafe { memmap2::Mmap::map(&file)? };
+        Ok(probes::sites(&Library::parse(&*bytes)?, symbols.iter().copied(), self.site_kernel)?)
+    }
+
+    /// Sets probes in a library.
+    fn attach(&mut self, library: &LibraryFile) {
+        match self.try_attach(&library.open_path()) {
+            Ok(0) => {}
+            Ok(probes) => {
+                self.probes += probes;
+                self.library_paths.push(library.path.clone());
+            }
+            Err(error) => self.trouble(format!("{}: {error:#}", library.path.display())),
+        }
+    }
+
+    fn try_attach(&mut self, path: &Path) -> Result<usize> {
+        let symbols: Vec<&str> = self.functions.iter().map(|function| function.symbol.as_str()).collect();
+        let sites = self.sites(path, &symbols)?;
+        let mut links = Vec::new();
+        for site in &sites.sites {
+            let names = std::iter::once(&site.symbol).chain(&site.aliases);
+            let index =
+                names.filter_map(|name| self.functions.iter().position(|function| function.symbol == *name)).next();
+            let Some(index) = index else { continue };
+            let link =
+                |program| Link { program, symbol: &site.symbol, file_offset: site.file_offset, cookie: index as u64 };
+            links.push(link(Program::Enter));
+            if self.functions[index].meaning.wants_return(self.options.launch_durations) {
+                links.push(link(Program::Leave));
+            }
+        }
+        self.kernel.attach(&links, path)?;
+        Ok(links.len())
+    }
+}

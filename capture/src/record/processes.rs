@@ -1,0 +1,185 @@
+//! The processes of a recording: how they begin, what is looked for in them, how they end.
+//!
+//! Whatever a process did before something of it was known is told as far as it is known: a call does not wait. So what can be
+//! known early is: the interpreter before the first call, libraries when the dynamic linker has mapped them.
+
+use std::os::fd::OwnedFd;
+use std::time::{Duration, Instant};
+
+use anyhow::Result;
+use ktape_ebpf::python::Interpreter;
+use ktape_format::event::lifecycle_kind;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+
+use super::session::{RECORDS_A_ROUND, Session, monotonic_ns};
+use crate::collect::outside::{Identity, Notice};
+use crate::kernel::programs::KernelError;
+use crate::python::find::{self, Refusal};
+use crate::target;
+use crate::target::libraries;
+use crate::target::process::Process;
+
+/// How long an interpreter has for its layout to be proven: one that imports has its stacks in motion.
+const PROVEN_WITHIN: Duration = Duration::from_secs(10);
+
+/// A process that is being recorded.
+pub(super) struct Recorded {
+    /// Readable when it is gone.
+    pub(super) pidfd: Option<OwnedFd>,
+    python: Python,
+}
+
+/// What is known of a process's interpreter.
+pub(super) enum Python {
+    /// None was found yet.
+    Unknown,
+    /// It is walked, and since when its layout is to be proven.
+    Unproven(Interpreter, Instant),
+    /// It is walked.
+    Proven,
+    /// It is not walked, and why was told.
+    Refused,
+}
+
+impl Session {
+    pub(super) fn notice(&mut self, notice: Notice) -> Result<()> {
+        match notice {
+            Notice::Forked(child) => {
+                // The program has made a target of it already. What it has in memory its parent has handed out.
+                self.begin_known(child, false)?;
+                self.look_at(child);
+            }
+            Notice::Executed(pid) => {
+                // What was told to the programs meanwhile was of the program before.
+                self.kernel.set_interpreter(pid, None)?;
+                self.begin_known(pid, true)?;
+                self.look_at(pid);
+            }
+            Notice::Libraries(pid) => self.look_at(pid),
+        }
+        Ok(())
+    }
+
+    pub(super) fn begin_process(&mut self, pid: u32) -> Result<()> {
+        let mut target = self.new_target();
+        // First the interpreter: a call that comes before it is known has no stack.
+        if let Ok(located) = find::locate(pid) {
+            (target.interpreter, target.has_interpreter) = (located.interpreter, 1);
+        }
+        self.kernel.set_target(pid, target)?;
+        self.begin_known(pid, false)?;
+        self.lifecycle(pid, lifecycle_kind::ATTACH, monotonic_ns(), 0)
+    }
+
+    /// Begins a process that the programs know; `is_new` says whether nothing of it was missed.
+    pub(super) fn begin_known(&mut self, pid: u32, is_new: bool) -> Result<()> {
+        let pidfd = rustix::process::Pid::from_raw(pid as i32)
+            .and_then(|pid| rustix::process::pidfd_open(pid, rustix::process::PidfdFlags::empty()).ok());
+        // One that ended meanwhile has left its calls in the ring buffer, and only its number is known of it.
+        let identity = Process::of(pid).map_or_else(
+            |_| Identity { pid, ..Identity::default() },
+            |process| Identity {
+                pid,
+                start_ns: process.start_ns,
+                name: process.name,
+                command: process.command.join(" "),
+                container: process.container.unwrap_or_default(),
+            },
+        );
+        self.collector.begin_process(&identity, is_new, &mut self.tape)?;
+        let target = self.kernel.target(pid);
+        let inherited = target.filter(|target| target.has_interpreter != 0).map(|target| target.interpreter);
+        if let Some(interpreter) = inherited {
+            self.collector.set_layout(pid, interpreter.layout);
+        }
+        let python = inherited.map_or(Python::Unknown, |interpreter| Python::Unproven(interpreter, Instant::now()));
+        if self.processes.insert(pid, Recorded { pidfd, python }).is_none() {
+            self.recorded += 1;
+        }
+        Ok(())
+    }
+
+    /// Looks for libraries and the interpreter of a process.
+    pub(super) fn look_at(&mut self, pid: u32) {
+        // A process may end while it is looked at; whatever else is wrong with one is told.
+        match libraries::dynamic_linker(pid) {
+            Ok(Some((id, linker))) if self.libraries.insert(id) => self.watch_libraries(&linker),
+            Ok(_) | Err(target::Error::NoSuchProcess(_)) => {}
+            Err(error) => self.trouble(error.to_string()),
+        }
+        match libraries::mapped(pid) {
+            Ok(mapped) => mapped.iter().for_each(|library| self.add_library(library)),
+            Err(target::Error::NoSuchProcess(_)) => {}
+            Err(error) => self.trouble(error.to_string()),
+        }
+        if let Err(error) = self.look_for_python(pid) {
+            self.trouble(error.to_string());
+        }
+    }
+
+    /// Finds a process's interpreter, and has its stacks walked from then on. That can't wait for the proof that its memory is
+    /// as its version says, as one that has just begun has nothing to prove it by; where the proof fails, there are no stacks.
+    pub(super) fn look_for_python(&mut self, pid: u32) -> Result<(), KernelError> {
+        let Some(recorded) = self.processes.get_mut(&pid) else { return Ok(()) };
+        let mut interpreter = match &recorded.python {
+            Python::Proven | Python::Refused => return Ok(()),
+            Python::Unproven(interpreter, _) => *interpreter,
+            Python::Unknown => {
+                let located = match find::locate(pid) {
+                    Ok(located) => located,
+                    Err(Refusal::NoPython | Refusal::Io(_)) => return Ok(()),
+                    Err(refusal) => {
+                        recorded.python = Python::Refused;
+                        self.trouble(format!("process {pid}: no Python stacks: {refusal}"));
+                        return Ok(());
+                    }
+                };
+                recorded.python = Python::Unproven(located.interpreter, Instant::now());
+                self.collector.set_layout(pid, located.interpreter.layout);
+                self.kernel.set_interpreter(pid, Some(located.interpreter))?;
+                located.interpreter
+            }
+        };
+        let proof = find::prove(pid, &mut interpreter);
+        let Some(recorded) = self.processes.get_mut(&pid) else { return Ok(()) };
+        match proof {
+            Ok(()) => {
+                recorded.python = Python::Proven;
+                self.kernel.set_interpreter(pid, Some(interpreter))?;
+            }
+            Err(refusal @ Refusal::SelfTest { .. }) => {
+                if let Python::Unproven(_, since) = recorded.python
+                    && since.elapsed() > PROVEN_WITHIN
+                {
+                    recorded.python = Python::Refused;
+                    self.kernel.set_interpreter(pid, None)?;
+                    self.trouble(format!("process {pid}: no Python stacks: {refusal}"));
+                }
+            }
+            Err(_) => {}
+        }
+        Ok(())
+    }
+
+    /// Ends processes that are gone, after their last records.
+    pub(super) fn forget_the_gone(&mut self) -> Result<()> {
+        let is_gone = |pidfd: &OwnedFd| {
+            let mut fds = [PollFd::new(pidfd, PollFlags::IN)];
+            poll(&mut fds, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })).is_ok_and(|ready| ready > 0)
+        };
+        let gone = self.processes.iter().filter(|(_, recorded)| recorded.pidfd.as_ref().is_none_or(is_gone));
+        let gone: Vec<u32> = gone.map(|(&pid, _)| pid).collect();
+        if gone.is_empty() {
+            return Ok(());
+        }
+        // Whatever it did is in the ring buffer by now.
+        while self.drain(RECORDS_A_ROUND)? > 0 {}
+        for pid in gone {
+            self.lifecycle(pid, lifecycle_kind::PROCESS_EXIT, monotonic_ns(), 0)?;
+            self.collector.end_process(pid, &mut self.tape)?;
+            self.kernel.remove_target(pid);
+            self.processes.remove(&pid);
+        }
+        Ok(())
+    }
+}
