@@ -3,7 +3,7 @@
 CARGO ?= cargo
 ANALYZE = target/release/analyze
 
-.PHONY: demo test fuzz fuzz-tape fuzz-import setup bpf peers
+.PHONY: demo test fuzz fuzz-tape fuzz-import setup bpf peers capture-bench
 
 demo: ## the main job, from a made-up decode loop: everything lands in out/
 	$(CARGO) build --release --bin analyze --bin make-fixture
@@ -55,3 +55,8 @@ peers: ## import beside other readers of such traces, on TRACE and on TRACE twen
 	mkdir -p target/peers
 	analyze/benches/peers/repeat.py $(TRACE) 20 target/peers/twenty-times.json
 	analyze/benches/peers/run.sh $(TRACE) target/peers/twenty-times.json --json target/peers/result.json
+
+capture-bench: bpf ## what recording costs, as root; about seven minutes. BENCH="--only 'C loop'" for a part; no part of `test`
+	fixtures/simcuda/build.sh
+	fixtures/workloads/build.sh
+	$(CARGO) bench -p ktape-capture --bench cost -- $(BENCH)
