@@ -297,6 +297,8 @@ impl Rig {
                     counting.end()?;
                     bail!("it ended by itself");
                 }
+                // What has set its probe may still have to begin counting.
+                std::thread::sleep(TURN);
                 return Ok(Some(counting));
             }
         };

@@ -87,7 +87,10 @@ impl Part {
         let on_tape = OnTape::read(&tape)?;
         if let Some(launches) = report["launches"].as_u64() {
             let OnTape { launches: there, lost } = on_tape;
-            ensure!(there + lost == launches, "of {launches} launches {there} are on the tape, and {lost} told as lost");
+            ensure!(
+                there + lost == launches,
+                "of {launches} launches {there} are on the tape, and {lost} told as lost"
+            );
         }
         let (_, ran) = (self.done)(&report).context("the target did not say what it did")?;
         let seen_per_second = seen as f64 / ran;
@@ -137,8 +140,8 @@ impl OnTape {
         let mut on_tape = OnTape::default();
         let wanted = Wanted { kinds: vec![Launch::KIND], columns: vec!["start_ns"], ..Wanted::default() };
         let damage = Tape::open(tape)?.scan::<anyhow::Error>(&wanted, |_, part| {
-            on_tape.launches += part.events.launches.len() as u64;
-            on_tape.lost += part.events.losses.rows().map(|loss| loss.count).sum::<u64>();
+            on_tape.launches += part.events.launch.len() as u64;
+            on_tape.lost += part.events.loss.rows().map(|loss| loss.count).sum::<u64>();
             Ok(())
         })?;
         ensure!(damage.is_empty(), "the tape is damaged: {damage:?}");
@@ -147,7 +150,8 @@ impl OnTape {
 }
 
 fn on(driver: &Driver, mut command: Command) -> Command {
-    command.env("LD_LIBRARY_PATH", driver.folder()).stdin(Stdio::null());
+    driver.set_for(&mut command);
+    command.stdin(Stdio::null());
     command
 }
 

@@ -63,11 +63,17 @@ impl Driver {
         for file in std::fs::read_dir(driver)?.flatten().filter(|file| file.path().is_file()) {
             std::fs::copy(file.path(), folder.path().join(file.file_name()))?;
         }
+        std::fs::write(folder.path().join("durations"), "* 100\n")?;
         Ok(Driver(folder))
     }
 
     pub(crate) fn folder(&self) -> &Path {
         self.0.path()
+    }
+
+    /// Has a program use it. Kernels are over in no time, so that nothing waits for them.
+    pub(crate) fn set_for(&self, command: &mut Command) {
+        command.env("LD_LIBRARY_PATH", self.folder()).env("SIMCUDA_DURATIONS", self.folder().join("durations"));
     }
 
     pub(crate) fn library(&self) -> PathBuf {
@@ -87,7 +93,8 @@ impl Target {
     /// Starts a workload that takes requests, and pins it to one processor.
     pub(crate) fn start(mut command: Command) -> Result<Target> {
         let driver = Driver::copy()?;
-        command.env("LD_LIBRARY_PATH", driver.folder()).stdin(Stdio::piped()).stdout(Stdio::piped());
+        driver.set_for(&mut command);
+        command.stdin(Stdio::piped()).stdout(Stdio::piped());
         let mut child = command.spawn().with_context(|| format!("{:?}", command.get_program()))?;
         let requests = child.stdin.take().context("it is piped")?;
         let answers = BufReader::new(child.stdout.take().context("it is piped")?);
