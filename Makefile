@@ -4,7 +4,7 @@ CARGO ?= cargo
 ANALYZE = target/release/analyze
 CAPTURE = target/release/capture
 
-.PHONY: demo test fuzz fuzz-tape fuzz-import setup bpf peers
+.PHONY: demo test fuzz fuzz-tape fuzz-import setup bpf peers capture-bench
 
 demo: bpf ## the main job: an inference service is recorded live and shown, and sampling held against the truth; all in out/
 	$(CARGO) build --release --bin analyze --bin make-fixture --bin capture
@@ -65,3 +65,8 @@ peers: ## import beside other readers of such traces, on TRACE and on TRACE twen
 	mkdir -p target/peers
 	analyze/benches/peers/repeat.py $(TRACE) 20 target/peers/twenty-times.json
 	analyze/benches/peers/run.sh $(TRACE) target/peers/twenty-times.json --json target/peers/result.json
+
+capture-bench: bpf ## what recording costs, as root; about seven minutes. BENCH="--only 'C loop'" for a part; no part of `test`
+	fixtures/simcuda/build.sh
+	fixtures/workloads/build.sh
+	$(CARGO) bench -p ktape-capture --bench cost -- $(BENCH)

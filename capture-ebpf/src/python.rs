@@ -287,7 +287,7 @@ pub struct RawFrame {
 /// Where a walk stands.
 ///
 /// From 3.11 on the frames of Python calling Python lie behind one another in chunks of memory, the caller's below. So a read
-/// takes a window that ends with the frame, and most callers are in it already: a read costs as much as three frames.
+/// takes a window that ends with the frame, and most callers are in it already.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct Cursor {
@@ -302,9 +302,11 @@ pub struct Cursor {
 
 /// Words of a frame that are looked at, at most. A power of two, so that an index can be masked.
 const FRAME_WORDS: usize = 16;
-/// Words that one read takes, at most: room for five frames or so. A power of two, for the same reason.
-const WINDOW_WORDS: usize = 128;
+/// Words that one read takes, at most: room for ten frames or so. A power of two, for the same reason.
+const WINDOW_WORDS: usize = 256;
 const WINDOW_BYTES: usize = 8 * WINDOW_WORDS;
+/// Memory is there or not by the page.
+const PAGE_BYTES: usize = 4096;
 
 impl Default for Cursor {
     fn default() -> Self {
@@ -336,18 +338,14 @@ impl Cursor {
         let frame_bytes = (layout.frame_bytes as usize).min(8 * FRAME_WORDS);
         // SAFETY: the window is that long, and any bytes are words.
         let window = unsafe { core::slice::from_raw_parts_mut(self.window.as_mut_ptr().cast::<u8>(), WINDOW_BYTES) };
-        if layout.instruction_scale == 0 {
-            self.window_reach = (WINDOW_BYTES as u64).wrapping_sub(frame_bytes as u64);
-            self.window_address = self.frame.wrapping_sub(self.window_reach);
-            if memory.read(self.window_address, window) {
-                return true;
-            }
-        }
-        // An object of its own, or the first frame of a chunk, below which there may be nothing.
-        self.window_reach = 0;
-        self.window_address = self.frame;
-        match window.get_mut(..frame_bytes) {
-            Some(window) => memory.read(self.frame, window),
+        // Before 3.11 a frame is an object of its own, and nothing of use lies before it.
+        let most = if layout.instruction_scale == 0 { WINDOW_BYTES - frame_bytes } else { 0 };
+        // Nor is what lies before its page looked at: there may be nothing, and a read that fails costs a page fault.
+        let reach = (self.frame as usize % PAGE_BYTES).min(most);
+        self.window_reach = reach as u64;
+        self.window_address = self.frame.wrapping_sub(self.window_reach);
+        match window.get_mut(..reach + frame_bytes) {
+            Some(window) => memory.read(self.window_address, window),
             None => false,
         }
     }

@@ -16,7 +16,8 @@ use ktape_ebpf::python::{self, CodeBody, MAX_FRAMES, MAX_STEPS, Memory, RawFrame
 use ktape_ebpf::wire::{CodeRecord, Counters, StackBody, Target, kind};
 
 use crate::maps::{
-    EVENTS, SENT, SPACES, SPACES_A_PROCESSOR, SentKey, Space, TASK_THREAD_POINTER, count, setting, wake, with_room,
+    EVENTS, KNOWN, KNOWN_ENTRIES, SENT, SPACES, SPACES_A_PROCESSOR, SentKey, Space, TASK_THREAD_POINTER, count,
+    setting, wake, with_room,
 };
 
 /// The memory of the process that the program runs in.
@@ -71,7 +72,7 @@ fn take_space(target: *const Target, pid_tid: u64) -> Option<u32> {
         if taken {
             // SAFETY: maps' values; the space is this program's until it is given back.
             unsafe {
-                (*space).interpreter = (*target).interpreter;
+                copy_words(&raw mut (*space).interpreter, &raw const (*target).interpreter);
                 (*space).generation = (*target).generation;
                 (*space).pid_tid = pid_tid;
                 (*space).bodies_lost = 0;
@@ -81,6 +82,22 @@ fn take_space(target: *const Target, pid_tid: u64) -> Option<u32> {
         index += 1;
     }
     None
+}
+
+/// Copies a value by the word; the compiler's own way is a loop over its bytes.
+///
+/// # Safety
+///
+/// Both are valid, and a multiple of eight bytes long, at such addresses.
+#[inline(always)]
+unsafe fn copy_words<T>(to: *mut T, from: *const T) {
+    const { assert!(size_of::<T>() % 8 == 0 && align_of::<T>() == 8) };
+    let mut word = 0;
+    while word < size_of::<T>() / 8 {
+        // SAFETY: see above. Volatile, so that no byte loop is made of it.
+        unsafe { to.cast::<u64>().add(word).write_volatile(from.cast::<u64>().add(word).read()) };
+        word += 1;
+    }
 }
 
 /// A work space that was taken. Asked for anew after each loop, whose callbacks have changed it behind the compiler's back.
@@ -106,7 +123,7 @@ fn walk(index: u32) -> Option<u64> {
     // A stack that was cut is another than the same one whole. Even: see `SentKey`.
     let hash = mix(walked.hash, u64::from(walked.walk.end)) & !1 | 2;
     let key = SentKey { what: hash, generation: walked.generation };
-    if SENT.get_ptr(key).is_some() {
+    if was_sent(&key) {
         return Some(hash);
     }
     walked.hash = hash;
@@ -114,7 +131,7 @@ fn walk(index: u32) -> Option<u64> {
     unsafe { bpf_loop(MAX_FRAMES as u32, send_code as *mut c_void, context, 0) };
     let walked = space(index)?;
     if send_body(walked) {
-        let _ = SENT.insert(key, 1, 0);
+        remember(&key);
     } else {
         walked.bodies_lost = 1;
     }
@@ -179,7 +196,7 @@ extern "C" fn send_code(index: u32, context: *mut c_void) -> i64 {
     }
     let code = space.walk.frames[index as usize % MAX_FRAMES].code;
     let key = SentKey { what: code | 1, generation: space.generation };
-    if SENT.get_ptr(key).is_some() {
+    if was_sent(&key) {
         return 0;
     }
     let sent = with_room(|record: *mut CodeRecord| {
@@ -194,11 +211,34 @@ extern "C" fn send_code(index: u32, context: *mut c_void) -> i64 {
         true
     });
     if sent {
-        let _ = SENT.insert(key, 1, 0);
+        remember(&key);
     } else {
         space.bodies_lost = 1;
     }
     0
+}
+
+/// Whether user space knows this already.
+#[inline(always)]
+fn was_sent(key: &SentKey) -> bool {
+    let fingerprint = mix(key.what, key.generation);
+    let Some(known) = KNOWN.get_ptr_mut(fingerprint as u32 % KNOWN_ENTRIES) else { return false };
+    // SAFETY: a map's value. One word, so that whoever else writes it meanwhile writes it whole.
+    if unsafe { *known } == fingerprint {
+        return true;
+    }
+    let was_sent = SENT.get_ptr(key).is_some();
+    if was_sent {
+        // SAFETY: as above.
+        unsafe { *known = fingerprint };
+    }
+    was_sent
+}
+
+#[inline(always)]
+fn remember(key: &SentKey) {
+    // A full map forgets the oldest, which is then sent again.
+    let _ = SENT.insert(key, 1, 0);
 }
 
 #[inline(always)]
@@ -215,5 +255,6 @@ fn send_body(space: &mut Space) -> bool {
     let bytes = size_of::<StackBody>() as u64 + u64::from(frames) * size_of::<RawFrame>() as u64;
     // SAFETY: the frames lie behind the body, as `maps.rs` asserts.
     let record = unsafe { core::slice::from_raw_parts((&raw const space.body).cast::<u8>(), bytes as usize) };
-    EVENTS.output::<[u8]>(record, wake(true)).is_ok()
+    // No hurry: what its frames are called is in the buffer before it.
+    EVENTS.output::<[u8]>(record, wake(false)).is_ok()
 }

@@ -34,14 +34,23 @@ pub enum Program {
     Leave,
     /// The dynamic linker's word that libraries came or went.
     Libraries,
+    /// Nothing, for [`Kernel::load_with_empty`](super::programs::Kernel::load_with_empty).
+    Empty,
 }
 
-/// Returns first: a call that is seen to begin is then seen to end.
-const PROGRAMS: [(Program, &str); 3] =
-    [(Program::Leave, "leave"), (Program::Enter, "enter"), (Program::Libraries, "libraries")];
+/// A program, and its name in the object.
+pub(super) type Named = (Program, &'static str);
+
+/// What a recording needs. Returns first: a call that is seen to begin is then seen to end.
+pub(super) const RECORDING: &[Named] =
+    &[(Program::Leave, "leave"), (Program::Enter, "enter"), (Program::Libraries, "libraries")];
+
+/// The same, and what their cost is compared with.
+pub(super) const WITH_EMPTY: &[Named] = &[RECORDING[0], RECORDING[1], RECORDING[2], (Program::Empty, "empty")];
 
 /// The probes that are set.
 pub(super) struct Links {
+    programs: &'static [Named],
     multi: Option<Multi>,
     /// Links of many probes each.
     files: Vec<OwnedFd>,
@@ -50,19 +59,23 @@ pub(super) struct Links {
 }
 
 impl Links {
-    /// Loads the programs; `maps` are all maps, by name.
-    pub(super) fn load(ebpf: &mut Ebpf, maps: &HashMap<String, RawFd>) -> Result<Links, KernelError> {
-        let multi = Multi::load(maps, &PROGRAMS);
+    /// Loads these programs; `maps` are all maps, by name.
+    pub(super) fn load(
+        ebpf: &mut Ebpf,
+        maps: &HashMap<String, RawFd>,
+        programs: &'static [Named],
+    ) -> Result<Links, KernelError> {
+        let multi = Multi::load(maps, programs);
         if multi.is_none() {
-            for (_, name) in PROGRAMS {
+            for (_, name) in programs {
                 uprobe(ebpf, name)?.load()?;
             }
         }
-        Ok(Links { multi, files: Vec::new(), single: Vec::new() })
+        Ok(Links { programs, multi, files: Vec::new(), single: Vec::new() })
     }
 
     pub(super) fn attach(&mut self, ebpf: &mut Ebpf, links: &[Link<'_>], library: &Path) -> Result<(), KernelError> {
-        for (which, name) in PROGRAMS {
+        for &(which, name) in self.programs {
             let links: Vec<Link<'_>> = links.iter().filter(|link| link.program == which).copied().collect();
             if links.is_empty() {
                 continue;

@@ -9,7 +9,7 @@ use ktape_ebpf::python::Interpreter;
 use ktape_ebpf::wire::{Counters, Plan, Target};
 
 use super::btf::{Btf, BtfError};
-use super::links::{Link, Links, map_fd};
+use super::links::{Link, Links, Named, RECORDING, WITH_EMPTY, map_fd};
 use crate::probes::functions::Probed;
 
 /// The compiled programs.
@@ -82,8 +82,22 @@ pub struct Kernel {
 }
 
 impl Kernel {
-    /// Loads the programs and gives them their plans; `ring_bytes` is the length of the ring buffer, a power of two. Nothing is probed, and no process recorded, yet.
+    /// Loads the programs and gives them their plans; `ring_bytes` is the length of the ring buffer, a power of two.
+    /// Nothing is probed, and no process recorded, yet.
     pub fn load(functions: &[Probed], ring_bytes: u32) -> Result<(Kernel, RingBuf<MapData>), KernelError> {
+        Kernel::load_programs(functions, ring_bytes, RECORDING)
+    }
+
+    /// Loads the empty program too, to which the cost of the others is compared.
+    pub fn load_with_empty(functions: &[Probed], ring_bytes: u32) -> Result<(Kernel, RingBuf<MapData>), KernelError> {
+        Kernel::load_programs(functions, ring_bytes, WITH_EMPTY)
+    }
+
+    fn load_programs(
+        functions: &[Probed],
+        ring_bytes: u32,
+        programs: &'static [Named],
+    ) -> Result<(Kernel, RingBuf<MapData>), KernelError> {
         let btf = Btf::of_this_kernel()?;
         let offset = |path| btf.offset("task_struct", path);
         let (tgid, pid, exit_code) = (offset("tgid")?, offset("pid")?, offset("exit_code")?);
@@ -114,7 +128,7 @@ impl Kernel {
             program.load()?;
             program.attach(tracepoint)?;
         }
-        let links = Links::load(&mut ebpf, &maps)?;
+        let links = Links::load(&mut ebpf, &maps, programs)?;
         Ok((Kernel { ebpf, targets, counters, functions: functions.len(), links }, ring))
     }
 
