@@ -216,7 +216,6 @@ fn print_streams(out: &mut impl Write, summary: &Summary) -> io::Result<()> {
     Ok(())
 }
 
-/// The kernels that ran. What was only launched (into a graph that is captured) has no time that it could be here by.
 fn print_kernels(out: &mut impl Write, info: &Info<'_>) -> io::Result<()> {
     let Some(kernels) = &info.kernels else { return Ok(()) };
     let is_repaired = info.audit.impossible.count > 0;
@@ -224,7 +223,7 @@ fn print_kernels(out: &mut impl Write, info: &Info<'_>) -> io::Result<()> {
         true => text_table(["calls", "total", "repaired", "kernel"], &[3]),
         false => text_table(["calls", "total", "kernel"], &[2]),
     };
-    for kernel in kernels.iter().filter(|kernel| kernel.calls > 0) {
+    for kernel in kernels {
         let repaired = is_repaired.then(|| duration(kernel.repaired_ns as f64));
         let figures = [HumanCount(kernel.calls).to_string(), duration(kernel.total_ns as f64)];
         table.add_row(figures.into_iter().chain(repaired).chain([printable(&kernel.name).into_owned()]));

@@ -131,7 +131,9 @@ impl Timeline {
         }
         // One name may stand in several modules, and belong to several handles.
         let mut kernels = BTreeMap::<String, KernelSummary>::new();
-        for (kernel, part) in by_kernel {
+        // What was launched and did not run (a graph was being captured) has no time that it could be here by, unless nothing
+        // has one.
+        for (kernel, part) in by_kernel.into_iter().filter(|(_, part)| part.calls > 0 || self.host_only) {
             let name = self.definitions.get::<KernelName>(kernel).map_or(0, |kernel| kernel.name);
             let name = names::demangled(self.definitions.string(name)).into_owned();
             let summary = kernels.entry(name).or_default();

@@ -214,7 +214,7 @@ fn launches_without_device_times_stand_for_their_kernels() {
              group by 1 order by 1",
             "select count(*) as n, sum(dur) as ns from slice where name = 'cuStreamSynchronize'",
             "select distinct thread.tid from slice join thread_track t on t.id = slice.track_id join thread using (utid)
-             where name = 'cuGraphLaunch'",
+             where slice.name = 'cuGraphLaunch'",
             "select count(*) as n from __intrinsic_track_event_callstacks",
             "select name, value from stats where value > 0 and severity != 'info'",
             "select count(*) as n from counter_track where name like 'Copy bandwidth%' or name like 'Kernels queued%'",
@@ -222,8 +222,7 @@ fn launches_without_device_times_stand_for_their_kernels() {
              where t.name = 'Allocated (managed), Device #0' order by ts desc limit 1",
         ],
     );
-    let [launches, device, copies, waits, decoder, callstacks, complaints, curves, allocated] = &answers[..]
-    else {
+    let [launches, device, copies, waits, decoder, callstacks, complaints, curves, allocated] = &answers[..] else {
         panic!("{answers:?}")
     };
     let launches_of = |name: &str, grid: &str| {
