@@ -135,7 +135,10 @@ impl Stat {
 
     fn start_ns(&self) -> i64 {
         let per_tick = i128::from(ONE_S) / i128::from(rustix::param::clock_ticks_per_second().max(1));
+        // To the millisecond, as the two clocks are not read at one instant, and the answer must be the same each time.
+        const TO_NS: i64 = 1_000_000;
         let asleep = ns(clock_gettime(ClockId::Boottime)) - ns(clock_gettime(ClockId::Monotonic));
+        let asleep = (asleep + TO_NS / 2).div_euclid(TO_NS) * TO_NS;
         let since_boot = i128::from(self.start_ticks) * per_tick - i128::from(asleep);
         i64::try_from(since_boot).unwrap_or(i64::MAX)
     }
@@ -218,6 +221,7 @@ mod tests {
         assert!((before - ONE_S / 50..=now()).contains(&process.start_ns), "{before} {process:?}");
         assert_eq!(process.uid, rustix::process::getuid().as_raw());
         assert!(process.is_alive());
+        assert_eq!(Process::of(child.id()).expect("our child").start_ns, process.start_ns, "of one process");
         assert_eq!(threads(child.id()).expect("its threads"), [child.id()]);
         assert!(descendants(std::process::id()).expect("/proc").contains(&child.id()));
         child.kill().expect("it is ours");
