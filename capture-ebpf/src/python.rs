@@ -302,8 +302,8 @@ pub struct Cursor {
 
 /// Words of a frame that are looked at, at most. A power of two, so that an index can be masked.
 const FRAME_WORDS: usize = 16;
-/// Words that one read takes, at most: room for ten frames or so. A power of two, for the same reason.
-const WINDOW_WORDS: usize = 256;
+/// Words that one read takes, at most: a page, room for twenty frames or so. A power of two, for the same reason.
+const WINDOW_WORDS: usize = 512;
 const WINDOW_BYTES: usize = 8 * WINDOW_WORDS;
 /// Memory is there or not by the page.
 const PAGE_BYTES: usize = 4096;

@@ -38,8 +38,7 @@ impl Counter {
             Counter::Bpftrace => {
                 let mut command = Command::new("bpftrace");
                 let program = format!("uprobe:{library}:{symbol}+{offset} {{ @calls = count(); }}");
-                // Without this, Debian's refuses a place that it cannot check to be the beginning of an instruction.
-                command.args(["--unsafe", "-e", &program]).stdout(Stdio::piped()).stderr(Stdio::piped());
+                command.args(["-e", &program]).stdout(Stdio::piped()).stderr(Stdio::piped());
                 command
             }
             Counter::Perf => {

@@ -95,9 +95,10 @@ pub(crate) fn parts() -> Vec<Part> {
             (NO_STACKS, Some(1.5)),
             (Variant::Recorded { stacks: false, returns: true }, None),
             (Variant::NotRecorded, None),
-            (Variant::Counted(Counter::Bpftrace, Place::Chosen), None),
-            (Variant::Counted(Counter::Bpftrace, Place::Entry), None),
             (Variant::Counted(Counter::Perf, Place::Chosen), None),
+            (Variant::Counted(Counter::Perf, Place::Entry), None),
+            // Debian's can do no other place.
+            (Variant::Counted(Counter::Bpftrace, Place::Entry), None),
         ],
     }];
     for (version, program) in target::pythons() {
