@@ -42,9 +42,9 @@ pub(crate) struct SentKey {
 ///
 /// It may forget, and it may know what `SENT` has forgotten: what was sent stays sent.
 #[map]
-pub static KNOWN: PerCpuArray<u64> = PerCpuArray::with_max_entries(KNOWN_ENTRIES, 0);
+pub(crate) static KNOWN: PerCpuArray<u64> = PerCpuArray::with_max_entries(KNOWN_ENTRIES, 0);
 
-pub const KNOWN_ENTRIES: u32 = 4096;
+pub(crate) const KNOWN_ENTRIES: u32 = 4096;
 
 /// Work space for walks: an eBPF program's own stack has 512 bytes.
 ///
