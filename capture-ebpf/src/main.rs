@@ -21,7 +21,7 @@ use aya_ebpf::helpers::{bpf_get_current_pid_tgid, bpf_ktime_get_ns, bpf_probe_re
 use aya_ebpf::macros::{raw_tracepoint, uprobe, uretprobe};
 use aya_ebpf::programs::{ProbeContext, RawTracePointContext, RetProbeContext};
 use ktape_ebpf::wire::{
-    Call, Lifecycle, MEMORY_BYTES, MemoryCall, NAME_BYTES, NamedCall, Plan, Return, STACK_WORDS, StackCall, kind, life,
+    Call, Lifecycle, MEMORY_BYTES, MemoryCall, NAME_BYTES, NamedCall, Plan, Return, STACK_WORDS, StackCall, kind, life, unsaid,
 };
 
 use crate::maps::{COUNTERS, OUTS, OutKey, PLANS, TARGETS, TASK_EXIT_CODE, TASK_PID, TASK_TGID, count, send, setting};
@@ -215,7 +215,12 @@ fn forked(ctx: RawTracePointContext) -> i32 {
         return 0;
     }
     // SAFETY: a map's value, here and below.
-    if unsafe { (*target).follow } == 0 || TARGETS.insert(child_pid, unsafe { &*target }, 0).is_err() {
+    if unsafe { (*target).follow } == 0 {
+        return 0;
+    }
+    // SAFETY: a map's value.
+    if TARGETS.insert(child_pid, unsafe { &*target }, 0).is_err() {
+        maps::count_unsaid(unsaid::CHILDREN);
         return 0;
     }
     // The same program, and the same stacks at the same places: but for user space it is a process to get to know.
@@ -264,7 +269,9 @@ fn task_word(task: u64, offset: u64) -> u32 {
 fn tell(what: u32, pid_tid: u64, detail: u64) {
     // SAFETY: a helper without arguments.
     let time_ns = unsafe { bpf_ktime_get_ns() };
-    maps::send_urgent(&Lifecycle { kind: kind::LIFECYCLE, what, time_ns, pid_tid, detail });
+    if !maps::send_urgent(&Lifecycle { kind: kind::LIFECYCLE, what, time_ns, pid_tid, detail }) {
+        maps::count_unsaid(unsaid::LIFECYCLES);
+    }
 }
 
 /// Programs have no panic to handle, but the language wants to know.

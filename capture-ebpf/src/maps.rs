@@ -7,6 +7,7 @@ use aya_ebpf::bindings::{BPF_RB_FORCE_WAKEUP, BPF_RB_NO_WAKEUP};
 use aya_ebpf::macros::map;
 use aya_ebpf::maps::{Array, HashMap, LruHashMap, PerCpuArray, RingBuf};
 use ktape_ebpf::python::{Interpreter, Walk};
+use ktape_ebpf::wire::unsaid;
 use ktape_ebpf::wire::{Counters, MOST_FUNCTIONS, MOST_TARGETS, Plan, StackBody, Target};
 
 /// The recorded processes, by number.
@@ -20,6 +21,18 @@ pub(crate) static PLANS: Array<Plan> = Array::with_max_entries(MOST_FUNCTIONS, 0
 /// What was seen and what was lost of each function.
 #[map]
 pub(crate) static COUNTERS: PerCpuArray<Counters> = PerCpuArray::with_max_entries(MOST_FUNCTIONS, 0);
+
+/// What the programs could not say: see [`unsaid`].
+#[map]
+pub(crate) static UNSAID: PerCpuArray<u64> = PerCpuArray::with_max_entries(unsaid::KINDS, 0);
+
+/// Raises a counter of what could not be said.
+#[inline(always)]
+pub(crate) fn count_unsaid(kind: u32) {
+    if let Some(counter) = UNSAID.get_ptr_mut(kind) {
+        count(counter);
+    }
+}
 
 /// Everything on its way to user space. The loader sets its size.
 #[map]

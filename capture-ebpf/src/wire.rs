@@ -194,6 +194,16 @@ pub mod life {
     pub const LIBRARIES: u32 = 6;
 }
 
+/// What the programs could not say, by index of their counters.
+pub mod unsaid {
+    /// A [`super::Lifecycle`] that found the ring buffer full.
+    pub const LIFECYCLES: u32 = 0;
+    /// A child that is not recorded, as there were [`super::MOST_TARGETS`] processes.
+    pub const CHILDREN: u32 = 1;
+    /// How many kinds there are.
+    pub const KINDS: u32 = 2;
+}
+
 /// What one processor counted of one function, whatever became of the records.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

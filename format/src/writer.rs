@@ -127,6 +127,8 @@ pub struct TapeWriter {
     lost: Lost,
     /// How many events the loss row tells of that waits for a half.
     telling: u64,
+    /// How many events the loss rows before that tell of.
+    told: u64,
     when_full: WhenFull,
     due: Arc<AtomicBool>,
     /// Whether the sealer could not write the block that is next.
@@ -214,6 +216,7 @@ impl TapeWriter {
             behind_long: None,
             lost: Lost::default(),
             telling: 0,
+            told: 0,
             when_full: options.when_full,
             due,
             stuck: false,
@@ -383,7 +386,9 @@ impl TapeWriter {
                     open.record(&self.waiting.pop_front().unwrap_or_default());
                 }
                 if self.waiting.is_empty() {
-                    if std::mem::take(&mut self.telling) > 0 {
+                    let telling = std::mem::take(&mut self.telling);
+                    self.told += telling;
+                    if telling > 0 {
                         // Killed in between, the writer has told twice; the other way round it would not at all.
                         self.halves.set_lost(self.last, self.lost.events);
                     }
@@ -518,6 +523,20 @@ impl Sink for TapeWriter {
 }
 
 impl TapeWriter {
+    /// Records an event if there is room for it; false, and not counted, if there is none. For what its caller can say later.
+    pub fn offer<E: Event>(&mut self, row: E) -> Result<bool, TapeError> {
+        if self.open.as_mut().is_some_and(|open| open.row(&row)) {
+            return Ok(true);
+        }
+        self.make_room(record_bytes(E::STAGED_BYTES))?;
+        Ok(self.open.as_mut().is_some_and(|open| open.row(&row)))
+    }
+
+    /// How many events have been lost, as the tape could not be written fast enough or not at all.
+    pub fn lost_events(&self) -> u64 {
+        self.told + self.telling + self.lost.events
+    }
+
     /// An event for which another half must be opened first, or that is lost.
     #[cold]
     fn event_without_room<E: Event>(&mut self, row: E) -> Result<(), TapeError> {

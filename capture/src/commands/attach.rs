@@ -5,7 +5,8 @@ use anyhow::Result;
 use super::Outcome;
 use super::recording::{self, Recording};
 use crate::record::session::{Options, Session};
-use crate::target::process::Process;
+use crate::target::libraries;
+use crate::target::process::{self, Process};
 
 /// What `capture attach` is asked.
 #[derive(clap::Args)]
@@ -28,6 +29,11 @@ Exit codes: 0 done, 1 something failed, 2 the command line is wrong, 3 done, but
 
 pub(super) fn run(args: &Args) -> Result<Outcome> {
     let name = Process::of(args.pids[0])?.name;
+    // Nothing is begun if one of them can't be recorded.
+    for &pid in &args.pids {
+        process::must_run(pid)?;
+        libraries::mapped(pid)?;
+    }
     let output = args.recording.output(&name, args.pids[0]);
     let stop = recording::stop_on_signals()?;
     let mut session = Session::begin(Options {
@@ -43,5 +49,5 @@ pub(super) fn run(args: &Args) -> Result<Outcome> {
     session.run(&stop, recording::show_progress(args.recording.quiet))?;
     let summary = session.end()?;
     recording::report(&summary, &args.recording)?;
-    Ok(if summary.is_complete() { Outcome::Done } else { Outcome::Losses })
+    recording::outcome(&summary)
 }

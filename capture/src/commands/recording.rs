@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 use anyhow::Result;
 use signal_hook::consts::{SIGINT, SIGTERM};
 
+use super::Outcome;
 use crate::record::session::Progress;
 use crate::record::summary::Summary;
 
@@ -88,6 +89,15 @@ pub(super) fn show_progress(quiet: bool) -> impl FnMut(Progress) {
     }
 }
 
+/// How a recording ended whose report was given.
+pub(super) fn outcome(summary: &Summary) -> Result<Outcome> {
+    match &summary.failure {
+        Some(failure) => Err(anyhow::anyhow!("{failure}")),
+        None if summary.is_complete() => Ok(Outcome::Done),
+        None => Ok(Outcome::Losses),
+    }
+}
+
 /// Says what was recorded.
 pub(super) fn report(summary: &Summary, recording: &Recording) -> Result<()> {
     if recording.json {
@@ -119,7 +129,10 @@ pub(super) fn report(summary: &Summary, recording: &Recording) -> Result<()> {
         (*without_stack, "calls whose Python stack could not be read"),
         (gaps.unknown_stacks, "calls whose Python stack did not come through"),
         (gaps.before_interpreter, "calls before the process's interpreter was found: without a stack"),
+        (gaps.incomplete_stacks, "stacks that are not whole: too deep, or with a frame that could not be read"),
         (gaps.unknown_frames, "frames without a name"),
+        (summary.tape_lost_events, "rows that the tape could not be written fast enough for"),
+        (summary.returns_lost, "returns that the ring buffer had no room for"),
         (gaps.calls_without_return, "calls that were not seen to return"),
         (gaps.returns_without_call, "returns of calls that were not seen"),
         (gaps.unreadable_arguments, "calls with arguments that could not be read"),

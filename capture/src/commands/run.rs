@@ -33,6 +33,9 @@ The exit code is the command's; where that is 0 and calls were lost, 3.";
 
 pub(super) fn run(args: &Args) -> Result<Outcome> {
     let program = &args.command[0];
+    // Before anything is begun: a tape of that name must not go for a command that there is not.
+    let file = loader::find_program(Path::new(program), std::env::var_os("PATH"))
+        .with_context(|| format!("cannot run {}: no such program", program.to_string_lossy()))?;
     let output = args.recording.output(&program.to_string_lossy(), std::process::id());
     let stop = recording::stop_on_signals()?;
     let mut session = Session::begin(Options {
@@ -42,8 +45,7 @@ pub(super) fn run(args: &Args) -> Result<Outcome> {
         buffer_bytes: args.recording.buffer << 20,
     })?;
     // What is not among these is found when it is mapped; its first calls may then be missing.
-    let file = loader::find_program(Path::new(program), std::env::var_os("PATH"));
-    for library in loader::candidates(file.as_deref().unwrap_or(Path::new(program)), |name| std::env::var_os(name)) {
+    for library in loader::candidates(&file, |name| std::env::var_os(name)) {
         session.add_library(&library);
     }
     session.before_spawn()?;
@@ -58,8 +60,7 @@ pub(super) fn run(args: &Args) -> Result<Outcome> {
     let status = child.try_wait()?;
     Ok(match status.map(exit_code) {
         Some(code) if code != 0 => Outcome::Command(code),
-        _ if summary.is_complete() => Outcome::Done,
-        _ => Outcome::Losses,
+        _ => recording::outcome(&summary)?,
     })
 }
 

@@ -6,6 +6,8 @@ use aya::maps::{Array, HashMap, MapData, PerCpuArray, RingBuf};
 use aya::programs::RawTracePoint;
 use aya::{Ebpf, EbpfLoader, Pod};
 use ktape_ebpf::python::Interpreter;
+#[cfg(doc)]
+use ktape_ebpf::wire::unsaid;
 use ktape_ebpf::wire::{Counters, Plan, Target};
 
 use super::btf::{Btf, BtfError};
@@ -77,6 +79,7 @@ pub struct Kernel {
     ebpf: Ebpf,
     targets: HashMap<MapData, u32, Wire<Target>>,
     counters: PerCpuArray<MapData, Wire<Counters>>,
+    unsaid: PerCpuArray<MapData, u64>,
     functions: usize,
     links: Links,
 }
@@ -119,6 +122,7 @@ impl Kernel {
         }
         let targets = HashMap::try_from(take(&mut ebpf, "TARGETS")?)?;
         let counters = PerCpuArray::try_from(take(&mut ebpf, "COUNTERS")?)?;
+        let unsaid = PerCpuArray::try_from(take(&mut ebpf, "UNSAID")?)?;
         let ring = RingBuf::try_from(take(&mut ebpf, "EVENTS")?)?;
         for (name, tracepoint) in
             [("forked", "sched_process_fork"), ("executed", "sched_process_exec"), ("exited", "sched_process_exit")]
@@ -129,7 +133,7 @@ impl Kernel {
             program.attach(tracepoint)?;
         }
         let links = Links::load(&mut ebpf, &maps, programs)?;
-        Ok((Kernel { ebpf, targets, counters, functions: functions.len(), links }, ring))
+        Ok((Kernel { ebpf, targets, counters, unsaid, functions: functions.len(), links }, ring))
     }
 
     /// Records a process from now on, or says more of one that is recorded.
@@ -166,6 +170,17 @@ impl Kernel {
     /// Takes all probes away. What they have put into the ring buffer stays there.
     pub fn detach(&mut self) -> Result<(), KernelError> {
         self.links.detach(&mut self.ebpf)
+    }
+
+    /// The processes that the programs record, with the program of each.
+    pub fn targets(&self) -> Result<Vec<(u32, Target)>, KernelError> {
+        let targets = self.targets.iter().map(|target| target.map(|(pid, Wire(target))| (pid, target)));
+        Ok(targets.collect::<Result<_, _>>()?)
+    }
+
+    /// How much of a kind ([`unsaid`]) the programs could not say.
+    pub fn unsaid(&self, kind: u32) -> Result<u64, KernelError> {
+        Ok(self.unsaid.get(&kind, 0)?.iter().sum())
     }
 
     /// What was counted of each function, of all processors together.

@@ -217,7 +217,8 @@ struct MappedFile {
 
 /// The files that may hold the interpreter: libraries named for Python first, the executable last.
 fn candidates(pid: u32) -> io::Result<Vec<MappedFile>> {
-    let maps = std::fs::read_to_string(format!("/proc/{pid}/maps"))?;
+    // A path that is no UTF-8 is not one of Python's own.
+    let maps = String::from_utf8_lossy(&std::fs::read(format!("/proc/{pid}/maps"))?).into_owned();
     let executable = std::fs::read_link(format!("/proc/{pid}/exe"))?;
     let mut files = mapped_files(&maps);
     files.retain(|file| file.path == executable || name_of(&file.path).starts_with("libpython"));

@@ -4,6 +4,7 @@ use std::fs::File;
 use std::path::Path;
 
 use anyhow::Result;
+use object::ReadCache;
 
 use super::session::{LOOK_AGAIN, Session};
 use crate::kernel::links::{Link, Program};
@@ -38,9 +39,9 @@ impl Session {
 
     fn sites(&self, path: &Path, symbols: &[&str]) -> Result<probes::Sites> {
         let file = File::open(path)?;
-        // SAFETY: a mapping that is only read. Libraries are replaced, not written over.
-        let bytes = unsafe { memmap2::Mmap::map(&file)? };
-        Ok(probes::sites(&Library::parse(&*bytes)?, symbols.iter().copied(), self.site_kernel)?)
+        // Read, not mapped: whoever cuts the file short must not end the recorder.
+        let bytes = ReadCache::new(file);
+        Ok(probes::sites(&Library::parse(&bytes)?, symbols.iter().copied(), self.site_kernel)?)
     }
 
     /// Sets probes in a library.

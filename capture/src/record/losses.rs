@@ -4,15 +4,17 @@
 //! and looked at every second: a loss row says how many, of which kind, and between which two looks.
 
 use ktape_ebpf::wire::Counters;
-use ktape_format::Sink;
 use ktape_format::event::{self, Loss};
 use ktape_format::table::Row;
+use ktape_format::{Sink as _, TapeError, TapeWriter};
 
 use crate::probes::functions::{Meaning, Probed};
 
 /// What was told already.
 pub(super) struct Losses {
     told: Vec<u64>,
+    /// What waits for room on the tape, by table.
+    untold: Vec<(u16, u64)>,
     looked_ns: i64,
     /// Calls lost so far.
     pub(super) lost: u64,
@@ -20,44 +22,64 @@ pub(super) struct Losses {
 
 impl Losses {
     pub(super) fn new(functions: usize, now_ns: i64) -> Losses {
-        Losses { told: vec![0; functions], looked_ns: now_ns, lost: 0 }
+        Losses { told: vec![0; functions], untold: Vec::new(), looked_ns: now_ns, lost: 0 }
     }
 
     /// Writes a row for each table that has lost rows since the last look.
-    pub(super) fn tell<S: Sink>(
+    pub(super) fn tell(
         &mut self,
         functions: &[Probed],
         counters: &[Counters],
         now_ns: i64,
-        sink: &mut S,
-    ) -> Result<(), S::Error> {
+        tape: &mut TapeWriter,
+    ) -> Result<(), TapeError> {
         let mut by_table: Vec<(u16, u64)> = Vec::new();
         for ((function, counters), told) in functions.iter().zip(counters).zip(&mut self.told) {
             let new = counters.calls_lost - *told;
             *told = counters.calls_lost;
-            if new == 0 || !function.meaning.is_event() {
-                continue;
-            }
-            let table = table(function.meaning);
-            match by_table.iter_mut().find(|(known, _)| *known == table) {
-                Some((_, count)) => *count += new,
-                None => by_table.push((table, new)),
+            if new > 0 && function.meaning.is_event() {
+                add(&mut by_table, table(function.meaning), new);
             }
         }
         for (kind, count) in by_table {
             self.lost += count;
-            let cause = sink.string("the ring buffer between the probes and the recorder was full")?;
-            sink.event(Loss {
-                start_ns: self.looked_ns,
-                duration_ns: (now_ns - self.looked_ns).max(0) as u64,
-                process: 0,
-                count,
-                kind,
-                cause,
-            })?;
+            add(&mut self.untold, kind, count);
         }
-        self.looked_ns = now_ns;
+        let cause = "the ring buffer between the probes and the recorder was full";
+        self.tell_untold(cause, now_ns, tape)
+    }
+
+    /// Writes a row for calls that are neither on the tape nor told as lost: of processes whose beginning was lost.
+    pub(super) fn tell_rest(&mut self, count: u64, now_ns: i64, tape: &mut TapeWriter) -> Result<(), TapeError> {
+        self.lost += count;
+        add(&mut self.untold, 0, count);
+        self.tell_untold("the recorder did not come to know their process", now_ns, tape)
+    }
+
+    /// A row that the tape has no room for is told with the next.
+    fn tell_untold(&mut self, cause: &str, now_ns: i64, tape: &mut TapeWriter) -> Result<(), TapeError> {
+        let mut told = 0;
+        for &(kind, count) in &self.untold {
+            let cause = tape.string(cause)?;
+            let duration_ns = (now_ns - self.looked_ns).max(0) as u64;
+            let row = Loss { start_ns: self.looked_ns, duration_ns, process: 0, count, kind, cause };
+            if count > 0 && !tape.offer(row)? {
+                break;
+            }
+            told += 1;
+        }
+        self.untold.drain(..told);
+        if self.untold.is_empty() {
+            self.looked_ns = now_ns;
+        }
         Ok(())
+    }
+}
+
+fn add(counts: &mut Vec<(u16, u64)>, table: u16, count: u64) {
+    match counts.iter_mut().find(|(known, _)| *known == table) {
+        Some((_, sum)) => *sum += count,
+        None => counts.push((table, count)),
     }
 }
 

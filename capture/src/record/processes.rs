@@ -8,16 +8,17 @@ use std::time::{Duration, Instant};
 
 use anyhow::Result;
 use ktape_ebpf::python::Interpreter;
+use ktape_ebpf::wire::{Lifecycle, unsaid};
 use ktape_format::event::lifecycle_kind;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
-use super::session::{RECORDS_A_ROUND, Session, monotonic_ns};
+use super::session::{Session, monotonic_ns};
 use crate::collect::outside::{Identity, Notice};
 use crate::kernel::programs::KernelError;
 use crate::python::find::{self, Refusal};
 use crate::target;
 use crate::target::libraries;
-use crate::target::process::Process;
+use crate::target::process::{Process, is_running};
 
 /// How long an interpreter has for its layout to be proven: one that imports has its stacks in motion.
 const PROVEN_WITHIN: Duration = Duration::from_secs(10);
@@ -26,6 +27,10 @@ const PROVEN_WITHIN: Duration = Duration::from_secs(10);
 pub(super) struct Recorded {
     /// Readable when it is gone.
     pub(super) pidfd: Option<OwnedFd>,
+    /// Which of its programs this is: see [`Target`](ktape_ebpf::wire::Target).
+    generation: u64,
+    /// When the last of its threads ended that did, and its wait status.
+    last_end: Option<(i64, i64)>,
     python: Python,
 }
 
@@ -49,6 +54,8 @@ impl Session {
                 self.begin_known(child, false)?;
                 self.look_at(child);
             }
+            // The unsaid may have been looked for in between.
+            Notice::Executed(pid) if self.is_known_as_it_is(pid) => {}
             Notice::Executed(pid) => {
                 // What was told to the programs meanwhile was of the program before.
                 self.kernel.set_interpreter(pid, None)?;
@@ -56,6 +63,34 @@ impl Session {
                 self.look_at(pid);
             }
             Notice::Libraries(pid) => self.look_at(pid),
+            Notice::ThreadEnded { pid, time_ns, status } => {
+                if let Some(recorded) = self.processes.get_mut(&pid) {
+                    recorded.last_end = Some((time_ns, status));
+                }
+            }
+            Notice::Unknown(_) => {}
+        }
+        Ok(())
+    }
+
+    /// Whether a process is known as the programs know it.
+    fn is_known_as_it_is(&self, pid: u32) -> bool {
+        let generation = self.kernel.target(pid).map(|target| target.generation);
+        generation.is_some() && self.processes.get(&pid).map(|recorded| recorded.generation) == generation
+    }
+
+    /// Begins processes and programs whose beginning the ring buffer had no room to tell.
+    pub(super) fn look_for_the_unsaid(&mut self) -> Result<()> {
+        if self.kernel.unsaid(unsaid::LIFECYCLES)? == 0 {
+            return Ok(());
+        }
+        for (pid, target) in self.kernel.targets()? {
+            match self.processes.get(&pid).map(|recorded| recorded.generation) {
+                Some(generation) if generation == target.generation => continue,
+                _ if pid == std::process::id() => continue,
+                known => self.begin_known(pid, known.is_some())?,
+            }
+            self.look_at(pid);
         }
         Ok(())
     }
@@ -93,7 +128,9 @@ impl Session {
             self.collector.set_layout(pid, interpreter.layout);
         }
         let python = inherited.map_or(Python::Unknown, |interpreter| Python::Unproven(interpreter, Instant::now()));
-        if self.processes.insert(pid, Recorded { pidfd, python }).is_none() {
+        let generation = target.map_or(0, |target| target.generation);
+        let recorded = Recorded { pidfd, generation, last_end: None, python };
+        if self.processes.insert(pid, recorded).is_none() {
             self.recorded += 1;
         }
         Ok(())
@@ -101,6 +138,9 @@ impl Session {
 
     /// Looks for libraries and the interpreter of a process.
     pub(super) fn look_at(&mut self, pid: u32) {
+        if self.is_ending {
+            return;
+        }
         // A process may end while it is looked at; whatever else is wrong with one is told.
         match libraries::dynamic_linker(pid) {
             Ok(Some((id, linker))) if self.libraries.insert(id) => self.watch_libraries(&linker),
@@ -167,15 +207,21 @@ impl Session {
             let mut fds = [PollFd::new(pidfd, PollFlags::IN)];
             poll(&mut fds, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })).is_ok_and(|ready| ready > 0)
         };
-        let gone = self.processes.iter().filter(|(_, recorded)| recorded.pidfd.as_ref().is_none_or(is_gone));
-        let gone: Vec<u32> = gone.map(|(&pid, _)| pid).collect();
+        // Where no descriptor is left for it, /proc has to tell.
+        let has_ended = |(pid, recorded): &(&u32, &Recorded)| match &recorded.pidfd {
+            Some(pidfd) => is_gone(pidfd),
+            None => !is_running(**pid),
+        };
+        let gone: Vec<u32> = self.processes.iter().filter(has_ended).map(|(&pid, _)| pid).collect();
         if gone.is_empty() {
             return Ok(());
         }
-        // Whatever it did is in the ring buffer by now.
-        while self.drain(RECORDS_A_ROUND)? > 0 {}
+        // Whatever it did is in the ring buffer by now, which holds so many of the shortest records.
+        self.drain(self.options.buffer_bytes as usize / size_of::<Lifecycle>())?;
         for pid in gone {
-            self.lifecycle(pid, lifecycle_kind::PROCESS_EXIT, monotonic_ns(), 0)?;
+            let last_end = self.processes.get(&pid).and_then(|recorded| recorded.last_end);
+            let (end_ns, status) = last_end.unwrap_or_else(|| (monotonic_ns(), 0));
+            self.lifecycle(pid, lifecycle_kind::PROCESS_EXIT, end_ns, status)?;
             self.collector.end_process(pid, &mut self.tape)?;
             self.kernel.remove_target(pid);
             self.processes.remove(&pid);

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result};
 use aya::maps::{MapData, RingBuf};
-use ktape_ebpf::wire::{Counters, Target};
+use ktape_ebpf::wire::{Counters, Target, unsaid};
 use ktape_format::event::{self, ClockPair, clock_kind, lifecycle_kind};
 use ktape_format::header::ClockKind;
 use ktape_format::{Options as TapeOptions, Sink as _, TapeWriter};
@@ -22,10 +22,11 @@ use rustix::time::{ClockId, clock_gettime};
 use super::losses::Losses;
 use super::processes::Recorded;
 use super::summary::Summary;
-use crate::collect::outside::Outside;
+use crate::collect::outside::{Notice, Outside};
 use crate::kernel::programs::Kernel;
 use crate::probes;
 use crate::probes::functions::{self, Probed};
+use crate::target;
 use crate::target::libraries::{self, FileId};
 
 /// How long a record may lie before it is looked for.
@@ -69,6 +70,8 @@ pub struct Session {
     pub(super) library_paths: Vec<PathBuf>,
     pub(super) probes: usize,
     pub(super) recorded: u64,
+    /// Whether the probes have been taken away: no new ones then.
+    pub(super) is_ending: bool,
     pub(super) troubles: BTreeMap<String, u64>,
     pub(super) began: Instant,
     pub(super) looked_again: Instant,
@@ -92,6 +95,7 @@ pub struct Progress {
 impl Session {
     /// Loads the programs and begins the tape. Nothing is recorded yet.
     pub fn begin(options: Options) -> Result<Session> {
+        target::process::is_in_first_namespace()?;
         let functions = functions::all();
         let (kernel, ring) = Kernel::load(&functions, options.buffer_bytes)?;
         let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
@@ -114,6 +118,7 @@ impl Session {
             library_paths: Vec::new(),
             probes: 0,
             recorded: 0,
+            is_ending: false,
             troubles: BTreeMap::new(),
             began: now,
             looked_again: now,
@@ -151,7 +156,8 @@ impl Session {
     /// Waits for the word of a process that was spawned.
     pub fn expect(&mut self, pid: u32) -> Result<()> {
         let began = Instant::now();
-        while !self.processes.contains_key(&pid) && began.elapsed() < Duration::from_secs(1) {
+        while !self.processes.contains_key(&pid) {
+            anyhow::ensure!(began.elapsed() < Duration::from_secs(10), "the kernel does not tell of the process {pid}");
             self.drain(RECORDS_A_ROUND)?;
         }
         Ok(())
@@ -180,29 +186,49 @@ impl Session {
         for &pid in &pids {
             self.kernel.remove_target(pid);
         }
+        self.is_ending = true;
         while self.drain(usize::MAX)? > 0 {}
         for pid in pids {
             self.lifecycle(pid, lifecycle_kind::DETACH, now_ns, 0)?;
         }
         self.collector.finish(&mut self.tape)?;
         let counters = self.kernel.counters()?;
-        self.losses.tell(&self.functions, &counters, now_ns, &mut self.tape)?;
         self.read_clocks()?;
         let is_event = |(function, _): &(&Probed, _)| function.meaning.is_event();
         let seen = self.functions.iter().zip(&counters).filter(is_event).map(|(_, c)| c.calls).sum();
-        let without_stack = counters.iter().map(|counters: &Counters| counters.without_stack).sum();
-        let written = self.tape.finish()?;
+        let sum = |of: fn(&Counters) -> u64| counters.iter().map(of).sum();
+        let unsaid = [unsaid::LIFECYCLES, unsaid::CHILDREN].map(|kind| self.kernel.unsaid(kind).unwrap_or(0));
+        for (count, what) in unsaid.into_iter().zip([
+            "words of processes and threads that came or went found the ring buffer full",
+            "children were not recorded: there were 4096 processes",
+        ]) {
+            if count > 0 {
+                self.troubles.insert(format!("{count} {what}"), 1);
+            }
+        }
+        // What was open has to be a block before there is room for sure; on a full disk there is none.
+        let sealed = self.tape.seal();
+        let written = self.collector.events();
+        let told = self.losses.tell(&self.functions, &counters, now_ns, &mut self.tape).and_then(|()| {
+            self.losses.tell_rest(u64::saturating_sub(seen, written + self.losses.lost), now_ns, &mut self.tape)
+        });
+        let tape_lost_events = self.tape.lost_events();
+        let finished = sealed.and(told).and_then(|()| self.tape.finish());
+        let tape_bytes = std::fs::metadata(&self.options.output).map_or(0, |data| data.len());
         Ok(Summary {
+            failure: finished.err().map(|error| format!("{}: {error}", self.options.output.display())),
             tape: self.options.output,
-            tape_bytes: written.file_bytes,
+            tape_bytes,
+            tape_lost_events,
+            returns_lost: sum(|counters| counters.returns_lost),
             duration_ns,
             processes: self.recorded,
             libraries: self.library_paths,
             probes: self.probes,
             seen,
-            written: self.collector.events(),
+            written,
             lost: self.losses.lost,
-            without_stack,
+            without_stack: sum(|counters| counters.without_stack),
             gaps: self.collector.gaps(),
             troubles: self.troubles.into_iter().map(|(what, count)| many(what, count)).collect(),
         })
@@ -228,7 +254,20 @@ impl Session {
             let Some(record) = self.ring.next() else { break };
             taken += 1;
             let notice = self.collector.take(&record, &mut self.tape)?;
+            // The word of a process's beginning was lost, or it is that of the recorder itself, about to spawn one.
+            let unknown = match notice {
+                Some(Notice::Unknown(pid)) => Some((pid, aligned_copy(&record))),
+                _ => None,
+            };
             drop(record);
+            let notice = match unknown {
+                None => notice,
+                Some((pid, record)) => {
+                    self.begin_known(pid, false)?;
+                    self.look_at(pid);
+                    self.collector.take(bytes_of(&record), &mut self.tape)?
+                }
+            };
             if let Some(notice) = notice {
                 self.notice(notice)?;
             }
@@ -244,6 +283,7 @@ impl Session {
         self.tape.seal_if_due();
         if self.looked_again.elapsed() >= LOOK_AGAIN {
             self.looked_again = Instant::now();
+            self.look_for_the_unsaid()?;
             let pids: Vec<u32> = self.processes.keys().copied().collect();
             pids.into_iter().for_each(|pid| self.look_at(pid));
         }
@@ -292,6 +332,21 @@ impl Session {
             Err(error) => Err(error).context("waiting for records"),
         }
     }
+}
+
+/// A record's bytes, at an address that suits it.
+fn aligned_copy(record: &[u8]) -> Vec<u64> {
+    let words = record.chunks(8).map(|chunk| {
+        let mut word = [0; 8];
+        word[..chunk.len()].copy_from_slice(chunk);
+        u64::from_ne_bytes(word)
+    });
+    words.collect()
+}
+
+fn bytes_of(words: &[u64]) -> &[u8] {
+    // SAFETY: any words are bytes.
+    unsafe { std::slice::from_raw_parts(words.as_ptr().cast(), 8 * words.len()) }
 }
 
 fn many(what: String, count: u64) -> String {

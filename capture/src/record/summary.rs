@@ -31,6 +31,12 @@ pub struct Summary {
     pub without_stack: u64,
     /// What is on the tape but could not be told in full.
     pub gaps: Gaps,
+    /// Rows that the tape was not written fast enough for, or not at all: it has loss rows for them.
+    pub tape_lost_events: u64,
+    /// Returns that the ring buffer had no room for.
+    pub returns_lost: u64,
+    /// Why the tape could not be closed, if so. What had reached it before is readable.
+    pub failure: Option<String>,
     /// What went wrong on the way.
     pub troubles: Vec<String>,
 }
@@ -38,6 +44,6 @@ pub struct Summary {
 impl Summary {
     /// Whether every call that was seen is on the tape.
     pub fn is_complete(&self) -> bool {
-        self.lost == 0 && self.seen == self.written
+        self.lost == 0 && self.tape_lost_events == 0 && self.seen == self.written
     }
 }

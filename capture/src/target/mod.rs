@@ -29,6 +29,19 @@ pub enum Error {
         /// The file that is strange.
         file: &'static str,
     },
+    /// The number is that of a thread.
+    #[error("{tid} is a thread of process {process}; give that")]
+    Thread {
+        /// The number.
+        tid: u32,
+        /// Whose thread it is.
+        process: u32,
+    },
+    /// Processes have other numbers here than the kernel has for them.
+    #[error(
+        "capture runs in a pid namespace of its own; run it on the host, or in a container with the host's (--pid=host)"
+    )]
+    Namespace,
     /// Reading failed otherwise.
     #[error("process {pid}: /proc/{pid}/{file}: {error}")]
     Io {

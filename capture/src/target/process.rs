@@ -60,6 +60,34 @@ impl Process {
     }
 }
 
+/// Whether there is a process of this number that has not ended.
+pub fn is_running(pid: u32) -> bool {
+    Stat::of(pid).is_ok_and(|stat| stat.is_running())
+}
+
+/// Demands that a number is that of a process which runs: not of one of its threads, and not of one that has ended and waits for
+/// its parent.
+pub fn must_run(pid: u32) -> Result<(), Error> {
+    let status = read(pid, "status")?;
+    let status = String::from_utf8_lossy(&status);
+    let process =
+        status.lines().find_map(|line| line.strip_prefix("Tgid:")).and_then(|number| number.trim().parse().ok());
+    match process {
+        Some(process) if process != pid => Err(Error::Thread { tid: pid, process }),
+        _ if !is_running(pid) => Err(Error::NoSuchProcess(pid)),
+        _ => Ok(()),
+    }
+}
+
+/// Demands that this program sees processes by the numbers that the kernel itself has for them. In a container it does not, and
+/// what the probes tell would be of nobody it knows.
+pub fn is_in_first_namespace() -> Result<(), Error> {
+    /// `PROC_PID_INIT_INO`
+    const FIRST: &str = "pid:[4026531836]";
+    let own = fs::read_link("/proc/self/ns/pid").map_err(|error| Error::of(std::process::id(), "ns/pid", error))?;
+    if own.as_os_str() == FIRST { Ok(()) } else { Err(Error::Namespace) }
+}
+
 /// The threads of a process, by number.
 pub fn threads(pid: u32) -> Result<Vec<u32>, Error> {
     let folder = fs::read_dir(format!("/proc/{pid}/task")).map_err(|error| Error::of(pid, "task", error))?;

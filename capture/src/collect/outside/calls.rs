@@ -241,14 +241,19 @@ impl Within<'_> {
                     ..Free::default()
                 })
             }
-            Meaning::KernelByName => {
-                self.note_unreadable(a.memory.is_empty());
-                Open::KernelByName(String::from_utf8_lossy(a.name()).into_owned())
-            }
+            Meaning::KernelByName => match self.kernels.whole_name(a.name(), a.word(2)) {
+                Some(name) => Open::KernelByName(name),
+                None => {
+                    self.note_unreadable(true);
+                    Open::Nothing
+                }
+            },
             Meaning::FunctionOfKernel => Open::FunctionOfKernel(a.word(1)),
             Meaning::RegisterStub => {
-                self.note_unreadable(a.memory.is_empty());
-                self.kernels.stub(a.word(1), &String::from_utf8_lossy(a.name()));
+                match self.kernels.whole_name(a.name(), a.word(2)) {
+                    Some(name) => self.kernels.stub(a.word(1), &name),
+                    None => self.note_unreadable(true),
+                }
                 Open::Nothing
             }
             Meaning::RuntimeLaunch => {

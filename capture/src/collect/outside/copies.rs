@@ -100,14 +100,16 @@ impl Within<'_> {
         let is_waited_for = stream.is_none() && matches!(kind, copy_kind::DTOH | copy_kind::ATOH | copy_kind::HTOH);
         let stream = self.stream_argument(arguments, stream, sink)?;
         let api = self.api(arguments);
+        // The program's own memory may have been registered with the driver, which is not looked at.
+        let told = |memory| if memory == memory_kind::PAGEABLE { memory_kind::UNKNOWN } else { memory };
         let row = Memcpy {
             start_ns: api.start_ns,
             correlation: api.correlation,
             stream,
             bytes: asked.bytes,
             kind,
-            source_memory,
-            target_memory,
+            source_memory: told(source_memory),
+            target_memory: told(target_memory),
             timing: timing::ABSENT,
             ..Memcpy::default()
         };

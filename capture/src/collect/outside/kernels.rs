@@ -7,11 +7,14 @@
 
 use std::sync::Arc;
 
+use ktape_ebpf::python::Memory as _;
+use ktape_ebpf::wire::NAME_BYTES;
 use ktape_format::Sink;
 use ktape_format::definition::{KernelName, property};
 use ktape_format::table::DefinitionKind;
 use rustc_hash::FxHashMap;
 
+use crate::python::memory::ProcessMemory;
 use crate::target::symbols;
 
 /// The kernels of a process.
@@ -77,6 +80,35 @@ impl Kernels {
     fn name_of_stub(&mut self, stub: u64) -> Option<Arc<str>> {
         let look_up = || symbols::function_at(self.pid, stub).map(Arc::from);
         self.by_stub.entry(stub).or_insert_with(look_up).clone()
+    }
+
+    /// A kernel's name as a call had it; what the program in the kernel could not read, or not to its end, is read from the
+    /// process. `None` if that cannot be either.
+    pub(super) fn whole_name(&self, read: &[u8], address: u64) -> Option<String> {
+        /// A hostile process must not have the recorder keep what it likes.
+        const MOST_BYTES: usize = 64 << 10;
+        let is_whole = !read.is_empty() && read.len() < NAME_BYTES - 1;
+        if is_whole {
+            return Some(String::from_utf8_lossy(read).into_owned());
+        }
+        let memory = ProcessMemory::open(self.pid).ok()?;
+        let mut name = Vec::new();
+        while name.len() < MOST_BYTES {
+            // To the end of the page: behind it there may be nothing.
+            let at = address.wrapping_add(name.len() as u64);
+            let mut page = vec![0; 4096 - (at % 4096) as usize];
+            if !memory.read(at, &mut page) {
+                return None;
+            }
+            match page.iter().position(|&byte| byte == 0) {
+                None => name.extend(page),
+                Some(end) => {
+                    name.extend(&page[..end]);
+                    return Some(String::from_utf8_lossy(&name).into_owned()).filter(|name| !name.is_empty());
+                }
+            }
+        }
+        None
     }
 
     /// Learns the name of a host stub.

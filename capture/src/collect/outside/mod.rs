@@ -11,8 +11,12 @@ mod objects;
 mod stacks;
 mod thread;
 
+use std::mem::offset_of;
+
 use ktape_ebpf::python::Layout;
-use ktape_ebpf::wire::{Call, Lifecycle, MemoryCall, NAME_BYTES, Plain as _, Return, StackBody, StackCall, kind, life};
+use ktape_ebpf::wire::{
+    Call, CodeRecord, Lifecycle, MemoryCall, NAME_BYTES, Plain as _, Return, StackBody, StackCall, kind, life,
+};
 use ktape_format::Sink;
 use ktape_format::definition::{self, Function, api_domain, property};
 use ktape_format::event;
@@ -44,6 +48,7 @@ pub struct Identity {
 
 /// What the collector met that somebody has to look after.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[expect(missing_docs, reason = "the variants say what their fields are")]
 pub enum Notice {
     /// A process was forked: the child's number.
     Forked(u32),
@@ -51,6 +56,10 @@ pub enum Notice {
     Executed(u32),
     /// A process of this number mapped or unmapped a library.
     Libraries(u32),
+    /// A process of this number has a record, and was not begun: the record was not taken.
+    Unknown(u32),
+    /// A thread ended: its process, when, and its wait status.
+    ThreadEnded { pid: u32, time_ns: i64, status: i64 },
 }
 
 /// What was taken of one function.
@@ -73,6 +82,8 @@ pub struct Gaps {
     pub unknown_stacks: u64,
     /// Calls of a Python process before its interpreter was found: without a stack.
     pub before_interpreter: u64,
+    /// New stacks that are not whole: deeper than is recorded, or with a frame that could not be read.
+    pub incomplete_stacks: u64,
     /// Frames whose code object could not be read.
     pub unknown_frames: u64,
     /// Calls with arguments that could not be read.
@@ -197,7 +208,14 @@ impl Outside {
     /// which the loader does not let happen; it is passed over.
     pub fn take<S: Sink>(&mut self, record: &[u8], sink: &mut S) -> Result<Option<Notice>, S::Error> {
         let Some(&[a, b, c, d]) = record.first_chunk::<4>() else { return Ok(None) };
-        match u32::from_ne_bytes([a, b, c, d]) {
+        let kind = u32::from_ne_bytes([a, b, c, d]);
+        if kind != kind::LIFECYCLE
+            && let Some(pid) = pid_of(kind, record)
+            && !self.processes.contains_key(&pid)
+        {
+            return Ok(Some(Notice::Unknown(pid)));
+        }
+        match kind {
             kind::CALL => {
                 if let Some(call) = Call::read(record) {
                     let arguments = Arguments::new(call, &[], &[]);
@@ -234,6 +252,7 @@ impl Outside {
                 {
                     let frames = &record[size_of::<StackBody>()..];
                     self.gaps.unknown_frames += process.stacks.add(&body, frames, sink)?;
+                    self.gaps.incomplete_stacks += u64::from(body.end != 0);
                 }
             }
             kind::CODE => {
@@ -320,7 +339,7 @@ impl Outside {
             return Ok(());
         };
         // A call above this one on the list lies within it, and has ended with it.
-        while let Some(abandoned) = thread.take_abandoned(returned.stack_pointer - 8 - 1) {
+        while let Some(abandoned) = thread.take_abandoned(returned.stack_pointer.wrapping_sub(8 + 1)) {
             self.gaps.calls_without_return += 1;
             self.events += abandoned.open.emit(sink)?;
         }
@@ -343,6 +362,9 @@ impl Outside {
             life::FORK => Some(Notice::Forked(upper(life.detail))),
             life::EXEC => Some(Notice::Executed(pid)),
             life::LIBRARIES => Some(Notice::Libraries(pid)),
+            life::THREAD_EXIT => {
+                Some(Notice::ThreadEnded { pid, time_ns: life.time_ns as i64, status: life.detail as i64 })
+            }
             _ => None,
         };
         let kind = match life.what {
@@ -388,6 +410,18 @@ impl Outside {
     pub fn lifecycle_event<S: Sink>(&mut self, row: event::Lifecycle, sink: &mut S) -> Result<(), S::Error> {
         sink.event(row)
     }
+}
+
+/// Whose a record is: where that stands depends on its kind.
+fn pid_of(kind: u32, record: &[u8]) -> Option<u32> {
+    let offset = match kind {
+        kind::STACK_BODY => offset_of!(StackBody, pid_tid),
+        kind::CODE => offset_of!(CodeRecord, pid_tid),
+        kind::RETURN => offset_of!(Return, pid_tid),
+        _ => offset_of!(Call, pid_tid),
+    };
+    let word = record.get(offset..)?.first_chunk::<8>()?;
+    Some(upper(u64::from_ne_bytes(*word)))
 }
 
 fn process_id(processes: &FxHashMap<u32, Process>, pid: u32) -> u32 {

@@ -128,13 +128,15 @@ impl Objects {
         let memory = match by {
             allocator::PINNED => memory_kind::PINNED,
             allocator::MANAGED => memory_kind::MANAGED,
+            // What is handed out is a handle, and no address.
+            allocator::VIRTUAL => return,
             _ => memory_kind::DEVICE,
         };
         self.allocated.insert(address, (bytes, memory));
     }
 
-    /// What kind of memory an address is in. What the driver has not handed out is the program's own, if all that it handed
-    /// out is known.
+    /// What kind of memory an address is in. What the driver has not handed out is the host's, if all that it handed out is
+    /// known; it stands for pageable memory here, and may have been registered.
     pub(super) fn memory_at(&self, address: u64) -> u8 {
         let before = self.allocated.range(..=address).next_back();
         match before.filter(|(start, (bytes, _))| address - **start < (*bytes).max(1)) {

@@ -53,7 +53,7 @@ impl Thread {
     /// The call that has returned.
     pub(super) fn take_returned(&mut self, returned: &Return) -> Option<Pending> {
         let is_it = |pending: &mut Pending| {
-            pending.function == returned.function && pending.stack_pointer + 8 == returned.stack_pointer
+            pending.function == returned.function && pending.stack_pointer.wrapping_add(8) == returned.stack_pointer
         };
         self.pending.pop_if(is_it)
     }
