@@ -1,11 +1,12 @@
 //! `capture run`: records a command from its first instruction on.
 
 use std::ffi::OsString;
-use std::os::unix::process::ExitStatusExt as _;
+use std::os::unix::process::{CommandExt as _, ExitStatusExt as _};
 use std::path::Path;
 use std::process::{Command, ExitStatus};
 
 use anyhow::{Context as _, Result};
+use rustix::process::{Resource, Rlimit};
 
 use super::Outcome;
 use super::recording::{self, Recording};
@@ -48,8 +49,15 @@ pub(super) fn run(args: &Args) -> Result<Outcome> {
     for library in loader::candidates(&file, |name| std::env::var_os(name)) {
         session.add_library(&library);
     }
+    // Each recorded process takes a descriptor; the command keeps the limit that it would have had.
+    let limit = rustix::process::getrlimit(Resource::Nofile);
+    let _ = rustix::process::setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit });
     session.before_spawn()?;
-    let child = Command::new(program).args(&args.command[1..]).spawn();
+    let mut command = Command::new(program);
+    command.args(&args.command[1..]);
+    // SAFETY: a system call, which is all that is allowed between fork and exec.
+    unsafe { command.pre_exec(move || Ok(rustix::process::setrlimit(Resource::Nofile, limit)?)) };
+    let child = command.spawn();
     session.spawned();
     let mut child = child.with_context(|| format!("cannot run {}", program.to_string_lossy()))?;
     session.expect(child.id())?;

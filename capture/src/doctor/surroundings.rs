@@ -148,7 +148,7 @@ mod tests {
     fn what_an_interpreter_answers() {
         let found = parse("cpython 3 11 7 /opt/a b/python3\n").expect("an interpreter");
         assert_eq!((found.path.to_str(), found.version, found.supported), (Some("/opt/a b/python3"), (3, 11, 7), true));
-        assert!(!parse("cpython 3 10 1 /p").expect("an interpreter").supported);
+        assert!(!parse("cpython 3 7 1 /p").expect("an interpreter").supported);
         assert!(!parse("pypy 3 11 1 /p").expect("an interpreter").supported);
         assert_eq!(parse("pyenv: python3: command not found"), None);
     }
