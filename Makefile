@@ -66,7 +66,7 @@ peers: ## import beside other readers of such traces, on TRACE and on TRACE twen
 	analyze/benches/peers/repeat.py $(TRACE) 20 target/peers/twenty-times.json
 	analyze/benches/peers/run.sh $(TRACE) target/peers/twenty-times.json --json target/peers/result.json
 
-capture-bench: bpf ## what recording costs, as root; about seven minutes. BENCH="--only 'C loop'" for a part; no part of `test`
+capture-bench: bpf ## what recording costs, as root. BENCH="--only 'C loop'" for a part; no part of `test`
 	fixtures/simcuda/build.sh
 	fixtures/workloads/build.sh
 	$(CARGO) bench -p ktape-capture --bench cost -- $(BENCH)

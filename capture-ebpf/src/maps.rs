@@ -51,7 +51,7 @@ pub(crate) struct SentKey {
     pub(crate) generation: u64,
 }
 
-/// What this processor has found in `SENT` lately, by fingerprint: an array is asked in a tenth of the time.
+/// What this processor has found in `SENT` lately, by fingerprint: asking an array is cheaper.
 ///
 /// It may forget, and it may know what `SENT` has forgotten: what was sent stays sent.
 #[map]

@@ -336,14 +336,21 @@ impl Cursor {
             return true;
         }
         let frame_bytes = (layout.frame_bytes as usize).min(8 * FRAME_WORDS);
-        // SAFETY: the window is that long, and any bytes are words.
-        let window = unsafe { core::slice::from_raw_parts_mut(self.window.as_mut_ptr().cast::<u8>(), WINDOW_BYTES) };
         // Before 3.11 a frame is an object of its own, and nothing of use lies before it.
         let most = if layout.instruction_scale == 0 { WINDOW_BYTES - frame_bytes } else { 0 };
-        // Nor is what lies before its page looked at: there may be nothing, and a read that fails costs a page fault.
+        // Nor is what lies before its page looked at: there may be nothing, and a read that fails
+        // costs a page fault.
         let reach = (self.frame as usize % PAGE_BYTES).min(most);
+        self.read(memory, reach, frame_bytes) || reach > 0 && self.read(memory, 0, frame_bytes)
+    }
+
+    /// Reads the frame, and so many bytes before it.
+    #[inline(always)]
+    fn read<M: Memory>(&mut self, memory: &M, reach: usize, frame_bytes: usize) -> bool {
         self.window_reach = reach as u64;
         self.window_address = self.frame.wrapping_sub(self.window_reach);
+        // SAFETY: the window is that long, and any bytes are words.
+        let window = unsafe { core::slice::from_raw_parts_mut(self.window.as_mut_ptr().cast::<u8>(), WINDOW_BYTES) };
         match window.get_mut(..reach + frame_bytes) {
             Some(window) => memory.read(self.window_address, window),
             None => false,
