@@ -21,7 +21,8 @@ use aya_ebpf::helpers::{bpf_get_current_pid_tgid, bpf_ktime_get_ns, bpf_probe_re
 use aya_ebpf::macros::{raw_tracepoint, uprobe, uretprobe};
 use aya_ebpf::programs::{ProbeContext, RawTracePointContext, RetProbeContext};
 use ktape_ebpf::wire::{
-    Call, Lifecycle, MEMORY_BYTES, MemoryCall, NAME_BYTES, NamedCall, Plan, Return, STACK_WORDS, StackCall, kind, life, unsaid,
+    Call, Lifecycle, MEMORY_BYTES, MemoryCall, NAME_BYTES, NamedCall, Plan, Return, STACK_WORDS, StackCall, kind, life,
+    unsaid,
 };
 
 use crate::maps::{COUNTERS, OUTS, OutKey, PLANS, TARGETS, TASK_EXIT_CODE, TASK_PID, TASK_TGID, count, send, setting};

@@ -144,9 +144,8 @@ fn begin(space: &mut Space) -> Option<()> {
     // SAFETY: a helper without arguments.
     let task = unsafe { bpf_get_current_task() } as *const task_struct;
     // SAFETY: the helper checks the address.
-    let thread_pointer = unsafe {
-        bpf_probe_read_kernel(task.cast::<u8>().add(setting(&TASK_THREAD_POINTER) as usize).cast::<u64>())
-    };
+    let thread_pointer =
+        unsafe { bpf_probe_read_kernel(task.cast::<u8>().add(setting(&TASK_THREAD_POINTER) as usize).cast::<u64>()) };
     let state = python::thread_state(&User, &space.interpreter, thread_pointer.ok()?)?;
     let frame = if state == 0 { 0 } else { python::first_frame(&User, &space.interpreter.layout, state)? };
     space.walk.begin(frame);

@@ -8,9 +8,9 @@
 
 use core::mem::size_of;
 
-use crate::python::{CodeBody, Interpreter, RawFrame};
 #[cfg(doc)]
 use crate::python::End;
+use crate::python::{CodeBody, Interpreter, RawFrame};
 
 /// How many plans there may be: the length of the plan table.
 pub const MOST_FUNCTIONS: u32 = 512;

@@ -29,6 +29,8 @@ pub(super) struct Recorded {
     pub(super) pidfd: Option<OwnedFd>,
     /// Which of its programs this is: see [`Target`](ktape_ebpf::wire::Target).
     generation: u64,
+    /// Whether it was found without a word of its beginning.
+    was_unsaid: bool,
     /// When the last of its threads ended that did, and its wait status.
     last_end: Option<(i64, i64)>,
     python: Python,
@@ -55,7 +57,7 @@ impl Session {
                 self.look_at(child);
             }
             // The unsaid may have been looked for in between.
-            Notice::Executed(pid) if self.is_known_as_it_is(pid) => {}
+            Notice::Executed(pid) if self.is_found_as_it_is(pid) => {}
             Notice::Executed(pid) => {
                 // What was told to the programs meanwhile was of the program before.
                 self.kernel.set_interpreter(pid, None)?;
@@ -73,10 +75,10 @@ impl Session {
         Ok(())
     }
 
-    /// Whether a process is known as the programs know it.
-    fn is_known_as_it_is(&self, pid: u32) -> bool {
+    /// Whether a process was found before the word of its beginning came, as the programs know it.
+    fn is_found_as_it_is(&self, pid: u32) -> bool {
         let generation = self.kernel.target(pid).map(|target| target.generation);
-        generation.is_some() && self.processes.get(&pid).map(|recorded| recorded.generation) == generation
+        self.processes.get(&pid).is_some_and(|recorded| recorded.was_unsaid && Some(recorded.generation) == generation)
     }
 
     /// Begins processes and programs whose beginning the ring buffer had no room to tell.
@@ -89,6 +91,9 @@ impl Session {
                 Some(generation) if generation == target.generation => continue,
                 _ if pid == std::process::id() => continue,
                 known => self.begin_known(pid, known.is_some())?,
+            }
+            if let Some(recorded) = self.processes.get_mut(&pid) {
+                recorded.was_unsaid = true;
             }
             self.look_at(pid);
         }
@@ -129,7 +134,7 @@ impl Session {
         }
         let python = inherited.map_or(Python::Unknown, |interpreter| Python::Unproven(interpreter, Instant::now()));
         let generation = target.map_or(0, |target| target.generation);
-        let recorded = Recorded { pidfd, generation, last_end: None, python };
+        let recorded = Recorded { pidfd, generation, was_unsaid: false, last_end: None, python };
         if self.processes.insert(pid, recorded).is_none() {
             self.recorded += 1;
         }
