@@ -225,3 +225,32 @@ fn what_a_stalled_recorder_loses_is_counted_to_the_call() {
         assert!(said.contains(&format!("{} seen, {recorded} written, {lost} lost", recorded + lost)), "{said}");
     }
 }
+
+#[test]
+fn calls_of_a_process_whose_beginning_was_lost_are_on_the_tape_or_told() {
+    for python in pythons() {
+        let Some(scene) = Scene::new("lost beginnings") else { return };
+        let (tape, done) = (scene.path("run.ktape"), scene.path("done"));
+        // The first program fills the buffer; of the others' fork, exec and end nothing comes through.
+        let script =
+            "read go; \"$0\" -c \"$PROGRAM\" 20000; for n in 1 2 3; do \"$0\" -c \"$PROGRAM\" 50; done; touch $DONE
+            read go; \"$0\" -c \"$PROGRAM\" 50";
+        let mut run =
+            scene.capture(&["run", "--json", "--buffer", "1", "-o", &tape, "--", "sh", "-c", script, &python]);
+        run.env("PROGRAM", processes::LAUNCHES).env("DONE", &done);
+        let mut recorder = processes::Running::start(run);
+        recorder.pause();
+        recorder.say("go");
+        while !std::path::Path::new(&done).exists() {
+            std::thread::sleep(std::time::Duration::from_millis(10));
+        }
+        recorder.go_on();
+        recorder.say("go");
+        let (code, summary) = recorder.wait();
+        let number = |key: &str| summary[key].as_u64().expect("a number");
+        assert_eq!(code, Some(3), "{summary}");
+        assert!(number("lost") > 10_000, "{summary}");
+        assert_eq!(number("seen"), number("written") + number("lost"), "{summary}");
+        assert_eq!(exact::lost(std::path::Path::new(&tape)), number("lost"), "the tape tells what the summary does");
+    }
+}

@@ -295,6 +295,51 @@ pub(crate) fn assert_same_text(now: &[u8], before: &[u8]) {
     assert!(changed.is_empty(), "the library's code is not what it was: {changed:?}");
 }
 
+/// A `capture run` whose command reads from us.
+pub(crate) struct Running {
+    child: Child,
+    input: ChildStdin,
+}
+
+impl Running {
+    /// Begins it, and waits until its command does.
+    pub(crate) fn start(mut command: Command) -> Running {
+        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null());
+        let mut child = command.spawn().expect("capture starts");
+        let input = child.stdin.take().expect("piped");
+        let children = format!("/proc/{0}/task/{0}/children", child.id());
+        while std::fs::read_to_string(&children).expect("its children").is_empty() {
+            std::thread::sleep(std::time::Duration::from_millis(10));
+        }
+        // Time to come to know it.
+        std::thread::sleep(std::time::Duration::from_millis(200));
+        Running { child, input }
+    }
+
+    pub(crate) fn pause(&self) {
+        signal(&self.child, rustix::process::Signal::STOP);
+    }
+
+    pub(crate) fn go_on(&self) {
+        signal(&self.child, rustix::process::Signal::CONT);
+    }
+
+    pub(crate) fn say(&mut self, line: &str) {
+        writeln!(self.input, "{line}").expect("it reads");
+    }
+
+    /// Waits for its end. Returns its exit code and the summary.
+    pub(crate) fn wait(self) -> (Option<i32>, serde_json::Value) {
+        drop(self.input);
+        let output = self.child.wait_with_output().expect("it is ours");
+        (output.status.code(), serde_json::from_slice(&output.stdout).expect("a summary"))
+    }
+}
+
+fn signal(child: &Child, signal: rustix::process::Signal) {
+    rustix::process::kill_process(rustix::process::Pid::from_child(child), signal).expect("it is ours");
+}
+
 /// A `capture` that records.
 pub(crate) struct Recorder {
     child: Child,
@@ -330,8 +375,8 @@ impl Recorder {
         self.signal(rustix::process::Signal::CONT);
     }
 
-    fn signal(&self, signal: rustix::process::Signal) {
-        rustix::process::kill_process(rustix::process::Pid::from_child(&self.child), signal).expect("it is ours");
+    fn signal(&self, what: rustix::process::Signal) {
+        signal(&self.child, what);
     }
 
     pub(crate) fn kill(mut self) {
