@@ -311,7 +311,8 @@ impl Rig {
                 self.kernel.set_interpreter(self.target.pid(), self.interpreter)?;
             }
         }
-        self.kernel.attach(&links, &self.library)?;
+        let refused = self.kernel.attach(&links, &self.library)?;
+        anyhow::ensure!(refused.is_empty(), "no probe at {}", refused.join(", "));
         Ok(None)
     }
 

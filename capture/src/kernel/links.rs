@@ -74,29 +74,43 @@ impl Links {
         Ok(Links { programs, multi, files: Vec::new(), single: Vec::new() })
     }
 
-    pub(super) fn attach(&mut self, ebpf: &mut Ebpf, links: &[Link<'_>], library: &Path) -> Result<(), KernelError> {
+    /// Sets probes. One that the kernel refuses does not keep the others from being set; returns those.
+    pub(super) fn attach(
+        &mut self,
+        ebpf: &mut Ebpf,
+        links: &[Link<'_>],
+        library: &Path,
+    ) -> Result<Vec<String>, KernelError> {
+        let mut refused = Vec::new();
         for &(which, name) in self.programs {
             let links: Vec<Link<'_>> = links.iter().filter(|link| link.program == which).copied().collect();
             if links.is_empty() {
                 continue;
             }
             if let Some(multi) = &self.multi {
-                let file = multi.attach(which, &links, library).map_err(|error| KernelError::Attach {
-                    library: library.display().to_string(),
-                    symbol: format!("{} and {} more functions", links[0].symbol, links.len() - 1),
-                    error,
-                })?;
-                self.files.push(file);
+                if let Ok(file) = multi.attach(which, &links, library) {
+                    self.files.push(file);
+                    continue;
+                }
+                for link in links {
+                    match multi.attach(which, &[link], library) {
+                        Ok(file) => self.files.push(file),
+                        Err(error) => refused.push(format!("{}: {error}", link.symbol)),
+                    }
+                }
                 continue;
             }
             let program = uprobe(ebpf, name)?;
-            for link in &links {
+            for link in links {
                 let location = UProbeAttachLocation::AbsoluteOffset(link.file_offset);
                 let point = UProbeAttachPoint { location, cookie: Some(link.cookie) };
-                self.single.push((name, program.attach(point, library, UProbeScope::AllProcesses)?));
+                match program.attach(point, library, UProbeScope::AllProcesses) {
+                    Ok(id) => self.single.push((name, id)),
+                    Err(error) => refused.push(format!("{}: {error}", link.symbol)),
+                }
             }
         }
-        Ok(())
+        Ok(refused)
     }
 
     pub(super) fn detach(&mut self, ebpf: &mut Ebpf) -> Result<(), KernelError> {

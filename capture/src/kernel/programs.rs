@@ -32,16 +32,6 @@ pub enum KernelError {
     /// A map can't be used.
     #[error("an eBPF map: {}", chain(.0))]
     Map(#[from] aya::maps::MapError),
-    /// A probe can't be set.
-    #[error("{library}: no probe at {symbol}: {error}")]
-    Attach {
-        /// The file.
-        library: String,
-        /// The function, or the first of those that were to have one.
-        symbol: String,
-        /// What the system said.
-        error: std::io::Error,
-    },
     /// The programs lack a part: they are of another version than this one.
     #[error("the eBPF programs have no `{0}`")]
     Missing(&'static str),
@@ -163,7 +153,8 @@ impl Kernel {
     }
 
     /// Sets probes in a library.
-    pub fn attach(&mut self, links: &[Link<'_>], library: &std::path::Path) -> Result<(), KernelError> {
+    /// Returns those that the kernel refused; the others are set.
+    pub fn attach(&mut self, links: &[Link<'_>], library: &std::path::Path) -> Result<Vec<String>, KernelError> {
         self.links.attach(&mut self.ebpf, links, library)
     }
 

@@ -30,7 +30,9 @@ impl Session {
                 .iter()
                 .map(|site| Link { program: Program::Libraries, symbol, file_offset: site.file_offset, cookie: 0 })
                 .collect();
-            Ok(self.kernel.attach(&links, path)?)
+            let refused = self.kernel.attach(&links, path)?;
+            anyhow::ensure!(refused.is_empty(), "no probe at {}", refused.join(", "));
+            Ok(())
         });
         if let Err(error) = watched {
             self.trouble(format!("the dynamic linker: {error:#}; libraries are looked for every {LOOK_AGAIN:?}"));
@@ -46,7 +48,7 @@ impl Session {
 
     /// Sets probes in a library.
     fn attach(&mut self, library: &LibraryFile) {
-        match self.try_attach(&library.open_path()) {
+        match self.try_attach(library) {
             Ok(0) => {}
             Ok(probes) => {
                 self.probes += probes;
@@ -56,7 +58,8 @@ impl Session {
         }
     }
 
-    fn try_attach(&mut self, path: &Path) -> Result<usize> {
+    fn try_attach(&mut self, library: &LibraryFile) -> Result<usize> {
+        let path = &library.open_path();
         let symbols: Vec<&str> = self.functions.iter().map(|function| function.symbol.as_str()).collect();
         let sites = self.sites(path, &symbols)?;
         let mut links = Vec::new();
@@ -72,7 +75,11 @@ impl Session {
                 links.push(link(Program::Leave));
             }
         }
-        self.kernel.attach(&links, path)?;
-        Ok(links.len())
+        let refused = self.kernel.attach(&links, path)?;
+        let set = links.len() - refused.len();
+        for refused in refused {
+            self.trouble(format!("{}: no probe at {refused}", library.path.display()));
+        }
+        Ok(set)
     }
 }
