@@ -1,10 +1,13 @@
 //! Compiles the eBPF programs of `capture-ebpf`, which `capture` carries inside.
 
+use std::path::PathBuf;
 use std::process::Command;
 
 use anyhow::{Context as _, Result, bail};
 use aya_build::{Package, Toolchain};
 
+/// The name of the programs' file.
+const PROGRAMS: &str = "ktape-ebpf-programs";
 /// Names the toolchain to use, for who has another one.
 const VARIABLE: &str = "KTAPE_BPF_TOOLCHAIN";
 
@@ -19,7 +22,16 @@ fn main() -> Result<()> {
         features: &["programs"],
         ..Package::default()
     };
-    aya_build::build_ebpf([package], Toolchain::Custom(&toolchain)).context("compiling the eBPF programs")
+    // `cargo clippy`, `cargo test` and `cargo build --release` have a folder each for what this makes. `core` and its like are
+    // compiled in one that they share.
+    let own = PathBuf::from(std::env::var_os("OUT_DIR").context("cargo says where to write")?);
+    let shared = own.ancestors().nth(4).context("a folder for all profiles")?.join("bpf");
+    std::fs::create_dir_all(&shared)?;
+    // SAFETY: as above.
+    unsafe { std::env::set_var("OUT_DIR", &shared) };
+    aya_build::build_ebpf([package], Toolchain::Custom(&toolchain)).context("compiling the eBPF programs")?;
+    std::fs::copy(shared.join(PROGRAMS), own.join(PROGRAMS)).context("the eBPF programs")?;
+    Ok(())
 }
 
 /// A toolchain that has the source of `core`: the one that is asked for, else rustup's nightly, else Debian's, linked as `bpf`.

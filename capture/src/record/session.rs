@@ -1,7 +1,8 @@
 //! A recording: from the first probe to the closed tape.
 //!
-//! `processes.rs` has what is done for processes, `libraries.rs` for libraries. [`Session::run`] goes round: take what the ring buffer has, write it, look after processes that came, changed or went, wait
-//! for more. It waits at most [`TICK`], as the programs wake it only for what is urgent.
+//! [`Session::run`] goes round: take what the ring buffer has, write it, look after processes that came, changed or went, wait
+//! for more. It waits at most [`TICK`], as the programs wake it only for what is urgent. `processes.rs` has what is done for
+//! processes, `libraries.rs` for libraries.
 
 use std::collections::BTreeMap;
 use std::os::fd::AsFd as _;
