@@ -34,12 +34,13 @@ fn main() -> Result<()> {
     Ok(())
 }
 
-/// A toolchain that has the source of `core`: the one that is asked for, else rustup's nightly, else Debian's, linked as `bpf`.
+/// A toolchain that has the source of `core`: the one that is asked for, else Debian's, linked as `bpf`, else rustup's nightly.
+/// A nightly may be newer than the LLVM that bpf-linker was built with.
 fn choose_toolchain() -> Result<String> {
     if let Ok(asked) = std::env::var(VARIABLE) {
         return Ok(asked);
     }
-    if let Some(name) = ["nightly", "bpf"].into_iter().find(|name| has_source_of_core(name)) {
+    if let Some(name) = ["bpf", "nightly"].into_iter().find(|name| has_source_of_core(name)) {
         return Ok(name.to_owned());
     }
     bail!(
