@@ -9,6 +9,12 @@
 //! It is written for the verifier: no recursion, no loop (the caller has one, see [`Walk`]), no slice index that may panic,
 //! every offset masked to the buffer it goes into, and nothing large on the stack, of which an eBPF program has 512 bytes.
 
+mod code;
+mod layouts;
+
+pub use code::{CodeBody, Copied, FILE_BYTES, LINE_TABLE_BYTES, NAME_BYTES, Part, copy_code};
+pub use layouts::{ABSENT, LAYOUTS, Layout};
+
 /// Memory of a process, wherever it is read from.
 pub trait Memory {
     /// Fills `into` from `address`. False if not every byte can be read; `into` then holds anything.
@@ -29,175 +35,10 @@ pub trait Memory {
     }
 }
 
-/// Where one version of CPython keeps what the walk needs. Offsets in bytes, of release builds for 64-bit machines, unless a
-/// name ends in `_word`: those count eight bytes and index the part of the frame that is read.
-#[repr(C)]
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Layout {
-    /// Major version in the upper byte, minor in the lower: 0x030b is 3.11.
-    pub version: u16,
-
-    /// `_PyRuntimeState.interpreters.head`.
-    pub interpreters_head: u16,
-    /// `_PyRuntimeState.autoTSSkey`, in `gilstate` before 3.12: a `Py_tss_t`, which is `{ int is_initialized; pthread_key_t }`.
-    pub tss_key: u16,
-    /// `PyInterpreterState.threads.head`, `tstate_head` before 3.11.
-    pub threads_head: u16,
-    /// `PyInterpreterState.next`.
-    pub interpreter_next: u16,
-
-    /// `PyThreadState.next`.
-    pub thread_next: u16,
-    /// `PyThreadState.thread_id`: what `pthread_self` returns.
-    pub thread_id: u16,
-    /// `PyThreadState.native_thread_id`: what `gettid` returns. [`ABSENT`] before 3.11.
-    pub native_thread_id: u16,
-    /// `PyThreadState.cframe` in 3.11 and 3.12, else `frame` or `current_frame`.
-    pub current_frame: u16,
-    /// `_PyCFrame.current_frame`; [`ABSENT`] where the thread state points to the frame itself.
-    pub cframe_current_frame: u16,
-
-    /// How much of a frame is read: the prefix that the words below lie in.
-    pub frame_bytes: u16,
-    /// `_PyInterpreterFrame.f_code` or `f_executable`, `PyFrameObject.f_code` before 3.11.
-    pub frame_code_word: u8,
-    /// `previous`, `f_back` before 3.11.
-    pub frame_previous_word: u8,
-    /// `prev_instr` or `instr_ptr`, a pointer; `f_lasti`, an `int`, before 3.11.
-    pub frame_instruction_word: u8,
-    /// The word that `owner` lies in.
-    pub frame_owner_word: u8,
-    /// How far to shift that word for `owner`.
-    pub frame_owner_shift: u8,
-    /// Bytes that one unit of `f_lasti` stands for; 0 where the instruction is a pointer.
-    pub instruction_scale: u8,
-
-    /// `PyCodeObject.co_filename`.
-    pub code_file: u16,
-    /// `co_qualname`, `co_name` before 3.11.
-    pub code_name: u16,
-    /// `co_firstlineno`.
-    pub code_first_line: u16,
-    /// `co_linetable`, `co_lnotab` before 3.10.
-    pub code_line_table: u16,
-    /// `_co_firsttraceable`; [`ABSENT`] before 3.11.
-    pub code_first_traceable: u16,
-    /// `co_code_adaptive`: what instruction pointers are relative to.
-    pub code_instructions: u16,
-
-    /// `sizeof(PyASCIIObject)`: where the text of an ASCII string begins.
-    pub ascii_text: u16,
-    /// `sizeof(PyCompactUnicodeObject)`: where the text of another string begins, or the pointer to it.
-    pub other_text: u16,
-}
-
-/// An offset of what a version doesn't have.
-pub const ABSENT: u16 = u16::MAX;
-
 /// `FRAME_OWNED_BY_CSTACK` of 3.12 and 3.13, `FRAME_OWNED_BY_INTERPRETER` of 3.14: this and every owner above it is a shim.
 const OWNED_BY_C_STACK: u8 = 3;
 /// `FRAME_OWNED_BY_GENERATOR`.
 const OWNED_BY_GENERATOR: u8 = 1;
-
-const PYTHON_3_8: Layout = Layout {
-    version: 0x0308,
-    interpreters_head: 32,
-    tss_key: 0x570,
-    threads_head: 8,
-    interpreter_next: 0,
-    thread_next: 8,
-    thread_id: 176,
-    native_thread_id: ABSENT,
-    current_frame: 24,
-    cframe_current_frame: ABSENT,
-    frame_bytes: 112,
-    frame_code_word: 32 / 8,
-    frame_previous_word: 24 / 8,
-    frame_instruction_word: 104 / 8,
-    frame_owner_word: 0,
-    frame_owner_shift: 0,
-    instruction_scale: 1,
-    code_file: 104,
-    code_name: 112,
-    code_first_line: 40,
-    code_line_table: 120,
-    code_first_traceable: ABSENT,
-    code_instructions: 0,
-    ascii_text: 48,
-    other_text: 72,
-};
-
-const PYTHON_3_9: Layout = Layout { version: 0x0309, tss_key: 584, ..PYTHON_3_8 };
-
-const PYTHON_3_10: Layout =
-    Layout { version: 0x030a, frame_bytes: 104, frame_instruction_word: 96 / 8, instruction_scale: 2, ..PYTHON_3_9 };
-
-const PYTHON_3_11: Layout = Layout {
-    version: 0x030b,
-    interpreters_head: 40,
-    tss_key: 592,
-    threads_head: 16,
-    interpreter_next: 0,
-    thread_next: 8,
-    thread_id: 152,
-    native_thread_id: 160,
-    current_frame: 56,
-    cframe_current_frame: 8,
-    frame_bytes: 72,
-    frame_code_word: 32 / 8,
-    frame_previous_word: 48 / 8,
-    frame_instruction_word: 56 / 8,
-    frame_owner_word: 64 / 8,
-    frame_owner_shift: 8 * (69 - 64),
-    instruction_scale: 0,
-    code_file: 112,
-    code_name: 128,
-    code_first_line: 72,
-    code_line_table: 136,
-    code_first_traceable: 168,
-    code_instructions: 184,
-    ascii_text: 48,
-    other_text: 72,
-};
-
-const PYTHON_3_12: Layout = Layout {
-    version: 0x030c,
-    tss_key: 1544,
-    threads_head: 72,
-    thread_id: 136,
-    native_thread_id: 144,
-    cframe_current_frame: 0,
-    frame_code_word: 0,
-    frame_previous_word: 1,
-    frame_owner_shift: 8 * (70 - 64),
-    code_first_line: 68,
-    code_first_traceable: 176,
-    code_instructions: 192,
-    ascii_text: 40,
-    other_text: 56,
-    ..PYTHON_3_11
-};
-
-const PYTHON_3_13: Layout = Layout {
-    version: 0x030d,
-    interpreters_head: 632,
-    tss_key: 2160,
-    threads_head: 7344,
-    interpreter_next: 7264,
-    thread_id: 152,
-    native_thread_id: 160,
-    current_frame: 72,
-    cframe_current_frame: ABSENT,
-    code_first_traceable: 184,
-    code_instructions: 200,
-    ..PYTHON_3_12
-};
-
-/// Every version that is supported: its stacks were compared with Python's own, live. The offsets are what `offsetof` gives
-/// with the headers of 3.9.18, 3.10.13, 3.11.7, 3.12.1 and 3.13.0 (`Include/internal/pycore_runtime.h`, `pycore_interp.h`,
-/// `pycore_frame.h`, `Include/cpython/pystate.h`, `code.h`, `frameobject.h`, `unicodeobject.h`); those of 3.8 were only seen in
-/// processes. That a build keeps to them is for the walk at attach to find out.
-pub const LAYOUTS: [Layout; 6] = [PYTHON_3_8, PYTHON_3_9, PYTHON_3_10, PYTHON_3_11, PYTHON_3_12, PYTHON_3_13];
 
 /// The interpreter of one process, as user space found it: what an eBPF program looks up by process id.
 #[repr(C)]
@@ -480,183 +321,6 @@ impl Walk {
     }
 }
 
-/// Bytes that a string or a table had in the process, and as many of them as fit here.
-#[repr(C)]
-#[derive(Clone, Copy, Debug)]
-pub struct Copied<const CAPACITY: usize> {
-    /// Their length in the process.
-    pub length: u32,
-    /// Bytes a character, 1 (Latin-1), 2 (UCS-2) or 4 (UCS-4), in the byte order of the machine; 1 for a table. 0 if they
-    /// could not be read.
-    pub width: u32,
-    /// The first of them.
-    pub bytes: [u8; CAPACITY],
-}
-
-impl<const CAPACITY: usize> Copied<CAPACITY> {
-    /// Nothing.
-    const NONE: Self = Self { length: 0, width: 0, bytes: [0; CAPACITY] };
-
-    /// What was copied, or `None` if that isn't the whole.
-    pub fn whole(&self) -> Option<&[u8]> {
-        if self.width == 0 { None } else { self.bytes.get(..self.length as usize) }
-    }
-
-    #[inline(always)]
-    fn clear(&mut self) {
-        self.length = 0;
-        self.width = 0;
-    }
-
-    #[inline(always)]
-    fn fill<M: Memory>(&mut self, memory: &M, part: Part) {
-        self.length = if part.length > u32::MAX as u64 { u32::MAX } else { part.length as u32 };
-        let length = if part.length > CAPACITY as u64 { CAPACITY } else { part.length as usize };
-        if let Some(into) = self.bytes.get_mut(..length)
-            && memory.read(part.address, into)
-        {
-            self.width = part.width;
-        }
-    }
-}
-
-/// Where the characters of a string or the bytes of a table are.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Part {
-    /// Of the first byte.
-    pub address: u64,
-    /// In bytes.
-    pub length: u64,
-    /// Bytes a character, as in [`Copied::width`].
-    pub width: u32,
-}
-
-impl Part {
-    /// The text of the `PyUnicodeObject` that the word at `pointer` points to.
-    #[inline(always)]
-    fn of_string<M: Memory>(memory: &M, layout: &Layout, pointer: u64) -> Option<Self> {
-        let string = memory.word(pointer)?;
-        let length = memory.word(string.wrapping_add(VAR_OBJECT_SIZE))?;
-        let state = memory.half(string.wrapping_add(STRING_STATE))?;
-        let width = state >> 2 & 7;
-        let (compact, ascii) = (state >> 5 & 1 != 0, state >> 6 & 1 != 0);
-        if width != 1 && width != 2 && width != 4 {
-            return None;
-        }
-        let address = if compact && ascii {
-            string.wrapping_add(layout.ascii_text as u64)
-        } else if compact {
-            string.wrapping_add(layout.other_text as u64)
-        } else {
-            memory.word(string.wrapping_add(layout.other_text as u64))?
-        };
-        // A shift, because eBPF has no multiplication that tells of an overflow.
-        let length = if length > u32::MAX as u64 { u32::MAX as u64 } else { length };
-        Some(Self { address, length: length << (width >> 1), width })
-    }
-
-    /// `co_filename` of the code object at this address.
-    #[inline(always)]
-    pub fn file<M: Memory>(memory: &M, layout: &Layout, code: u64) -> Option<Self> {
-        Self::of_string(memory, layout, code.wrapping_add(layout.code_file as u64))
-    }
-
-    /// `co_qualname`, `co_name` before 3.11.
-    #[inline(always)]
-    pub fn name<M: Memory>(memory: &M, layout: &Layout, code: u64) -> Option<Self> {
-        Self::of_string(memory, layout, code.wrapping_add(layout.code_name as u64))
-    }
-
-    /// `co_linetable`, `co_lnotab` before 3.10: a `PyBytesObject`.
-    #[inline(always)]
-    pub fn line_table<M: Memory>(memory: &M, layout: &Layout, code: u64) -> Option<Self> {
-        let object = memory.word(code.wrapping_add(layout.code_line_table as u64))?;
-        let length = memory.word(object.wrapping_add(VAR_OBJECT_SIZE))?;
-        Some(Self { address: object.wrapping_add(BYTES_TEXT), length, width: 1 })
-    }
-}
-
-/// `PyVarObject.ob_size`, and `PyASCIIObject.length`, which stands in its place.
-const VAR_OBJECT_SIZE: u64 = 16;
-/// `PyASCIIObject.state`: two bits `interned`, three `kind`, one `compact`, one `ascii`.
-const STRING_STATE: u64 = 32;
-/// `PyBytesObject.ob_sval`.
-const BYTES_TEXT: u64 = 32;
-
-/// Bytes of a file's path that a [`CodeBody`] has room for.
-pub const FILE_BYTES: usize = 1024;
-/// Bytes of a qualified name.
-pub const NAME_BYTES: usize = 512;
-/// Bytes of a location table.
-pub const LINE_TABLE_BYTES: usize = 4096;
-
-/// A code object, copied out of the process when it is first seen, so that it has a name even when the process is gone.
-/// What doesn't fit, user space reads from the process.
-#[repr(C)]
-#[derive(Clone, Copy, Debug)]
-pub struct CodeBody {
-    /// Its address.
-    pub code: u64,
-    /// `co_firstlineno`.
-    pub first_line: i32,
-    /// The first instruction, in bytes, at which Python shows the frame; 0 before 3.11.
-    pub first_traceable: i32,
-    /// `co_filename`.
-    pub file: Copied<FILE_BYTES>,
-    /// `co_qualname`, `co_name` before 3.11.
-    pub name: Copied<NAME_BYTES>,
-    /// `co_linetable`, `co_lnotab` before 3.10.
-    pub line_table: Copied<LINE_TABLE_BYTES>,
-}
-
-const _: () = assert!(size_of::<CodeBody>() == 16 + 3 * 8 + FILE_BYTES + NAME_BYTES + LINE_TABLE_BYTES);
-
-impl Default for CodeBody {
-    fn default() -> Self {
-        Self {
-            code: 0,
-            first_line: 0,
-            first_traceable: 0,
-            file: Copied::NONE,
-            name: Copied::NONE,
-            line_table: Copied::NONE,
-        }
-    }
-}
-
-/// Copies the code object at this address. Every field of `into` is written, but for the bytes after those that were copied;
-/// what can't be read has the width 0. False if the object itself can't be read.
-#[inline(always)]
-pub fn copy_code<M: Memory>(memory: &M, layout: &Layout, code: u64, into: &mut CodeBody) -> bool {
-    into.code = code;
-    into.first_line = 0;
-    into.first_traceable = 0;
-    into.file.clear();
-    into.name.clear();
-    into.line_table.clear();
-    let Some(first_line) = memory.half(code.wrapping_add(layout.code_first_line as u64)) else {
-        return false;
-    };
-    into.first_line = first_line as i32;
-    if layout.code_first_traceable != ABSENT {
-        let Some(units) = memory.half(code.wrapping_add(layout.code_first_traceable as u64)) else {
-            return false;
-        };
-        into.first_traceable = (units as i32).wrapping_mul(2);
-    }
-    // Each is worth having without the others.
-    if let Some(part) = Part::file(memory, layout, code) {
-        into.file.fill(memory, part);
-    }
-    if let Some(part) = Part::name(memory, layout, code) {
-        into.name.fill(memory, part);
-    }
-    if let Some(part) = Part::line_table(memory, layout, code) {
-        into.line_table.fill(memory, part);
-    }
-    true
-}
-
 #[cfg(test)]
 mod tests {
     extern crate std;
@@ -664,6 +328,7 @@ mod tests {
     use std::collections::BTreeMap;
     use std::vec::Vec;
 
+    use super::layouts::PYTHON_3_12;
     use super::*;
 
     /// Words at made-up addresses; everything between them is zero, up to a limit.

@@ -165,39 +165,23 @@ pub(crate) fn tape(path: &Path, pid: u32, compared: Compared) -> Threads {
     for row in events.launch.rows() {
         let shape: Shape = names.definitions.get(row.shape).unwrap_or_default();
         let call = Call {
-            function: names.function(row.function),
             kernel: names.kernel(shape.kernel),
-            stream: names.stream(row.stream),
             grid: [shape.grid_x, shape.grid_y, shape.grid_z],
             block: [shape.block_x, shape.block_y, shape.block_z],
             shared_bytes: shape.dynamic_shared_bytes,
-            result: row.result,
-            stack: names.stack(row.stack),
-            ..Call::default()
+            ..names.call(row.function, row.stream, row.result, row.stack)
         };
         add(row.thread, row.start_ns, row.duration_ns, compared.launch_durations, call);
     }
     for row in events.graph_launch.rows() {
         let graph: Graph = names.definitions.get(row.graph).unwrap_or_default();
-        let call = Call {
-            function: names.function(row.function),
-            stream: names.stream(row.stream),
-            graph: graph.native,
-            result: row.result,
-            stack: names.stack(row.stack),
-            ..Call::default()
-        };
+        let call = Call { graph: graph.native, ..names.call(row.function, row.stream, row.result, row.stack) };
         add(row.thread, row.start_ns, row.duration_ns, true, call);
     }
     let copies: FxHashMap<u64, _> = events.memcpy.rows().map(|row| (row.correlation, row)).collect();
     let sets: FxHashMap<u64, _> = events.memset.rows().map(|row| (row.correlation, row)).collect();
     for row in events.api.rows() {
-        let mut call = Call {
-            function: names.function(row.function),
-            result: row.result,
-            stack: names.stack(row.stack),
-            ..Call::default()
-        };
+        let mut call = names.call(row.function, 0, row.result, row.stack);
         // What was asked of a copy or memset that the driver refused.
         let refused: serde_json::Value = serde_json::from_str(names.definitions.string(row.args)).unwrap_or_default();
         if row.result != 0
@@ -213,64 +197,35 @@ pub(crate) fn tape(path: &Path, pid: u32, compared: Compared) -> Threads {
         if let Some(set) = sets.get(&row.correlation) {
             (call.stream, call.bytes) = (names.stream(set.stream), set.bytes);
         }
-        let has_end =
-            copies.contains_key(&row.correlation) || sets.contains_key(&row.correlation) || compared.launch_durations;
+        // A result is known by the return alone.
+        let has_end = row.result != 0
+            || copies.contains_key(&row.correlation)
+            || sets.contains_key(&row.correlation)
+            || compared.launch_durations;
         add(row.thread, row.start_ns, row.duration_ns, has_end, call);
     }
     for row in events.sync.rows() {
-        let call = Call {
-            function: names.function(row.function),
-            stream: names.stream(row.stream),
-            event: row.event,
-            result: row.result,
-            stack: names.stack(row.stack),
-            ..Call::default()
-        };
+        let call = Call { event: row.event, ..names.call(row.function, row.stream, row.result, row.stack) };
         add(row.thread, row.start_ns, row.duration_ns, true, call);
     }
     for row in events.event_record.rows() {
-        let call = Call {
-            function: names.function(row.function),
-            stream: names.stream(row.stream),
-            event: row.event,
-            result: row.result,
-            stack: names.stack(row.stack),
-            ..Call::default()
-        };
+        let call = Call { event: row.event, ..names.call(row.function, row.stream, row.result, row.stack) };
         add(row.thread, row.start_ns, row.duration_ns, compared.launch_durations, call);
     }
     for row in events.event_wait.rows() {
-        let call = Call {
-            function: names.function(row.function),
-            stream: names.stream(row.stream),
-            event: row.event,
-            result: row.result,
-            stack: names.stack(row.stack),
-            ..Call::default()
-        };
+        let call = Call { event: row.event, ..names.call(row.function, row.stream, row.result, row.stack) };
         add(row.thread, row.start_ns, row.duration_ns, compared.launch_durations, call);
     }
     for row in events.alloc.rows() {
         let call = Call {
-            function: names.function(row.function),
-            stream: names.stream(row.stream),
             bytes: row.bytes,
             address: row.address,
-            result: row.result,
-            stack: names.stack(row.stack),
-            ..Call::default()
+            ..names.call(row.function, row.stream, row.result, row.stack)
         };
         add(row.thread, row.start_ns, row.duration_ns, true, call);
     }
     for row in events.free.rows() {
-        let call = Call {
-            function: names.function(row.function),
-            stream: names.stream(row.stream),
-            address: row.address,
-            result: row.result,
-            stack: names.stack(row.stack),
-            ..Call::default()
-        };
+        let call = Call { address: row.address, ..names.call(row.function, row.stream, row.result, row.stack) };
         add(row.thread, row.start_ns, row.duration_ns, true, call);
     }
     for calls in threads.values_mut() {
@@ -314,6 +269,12 @@ impl Names<'_> {
         let thread: Thread = self.definitions.get(id)?;
         let process: ktape_format::definition::Process = self.definitions.get(thread.process)?;
         (process.pid == i64::from(pid)).then_some(thread.tid as u32)
+    }
+
+    /// What every call has.
+    fn call(&self, function: u32, stream: u32, result: i32, stack: u32) -> Call {
+        let (function, stream, stack) = (self.function(function), self.stream(stream), self.stack(stack));
+        Call { function, stream, result, stack, ..Call::default() }
     }
 
     fn function(&self, id: u32) -> Rc<str> {

@@ -1,0 +1,166 @@
+//! Where each version of CPython keeps what the walk needs: one table, a row a version.
+
+/// Where one version of CPython keeps what the walk needs. Offsets in bytes, of release builds for 64-bit machines, unless a
+/// name ends in `_word`: those count eight bytes and index the part of the frame that is read.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Layout {
+    /// Major version in the upper byte, minor in the lower: 0x030b is 3.11.
+    pub version: u16,
+
+    /// `_PyRuntimeState.interpreters.head`.
+    pub interpreters_head: u16,
+    /// `_PyRuntimeState.autoTSSkey`, in `gilstate` before 3.12: a `Py_tss_t`, which is `{ int is_initialized; pthread_key_t }`.
+    pub tss_key: u16,
+    /// `PyInterpreterState.threads.head`, `tstate_head` before 3.11.
+    pub threads_head: u16,
+    /// `PyInterpreterState.next`.
+    pub interpreter_next: u16,
+
+    /// `PyThreadState.next`.
+    pub thread_next: u16,
+    /// `PyThreadState.thread_id`: what `pthread_self` returns.
+    pub thread_id: u16,
+    /// `PyThreadState.native_thread_id`: what `gettid` returns. [`ABSENT`] before 3.11.
+    pub native_thread_id: u16,
+    /// `PyThreadState.cframe` in 3.11 and 3.12, else `frame` or `current_frame`.
+    pub current_frame: u16,
+    /// `_PyCFrame.current_frame`; [`ABSENT`] where the thread state points to the frame itself.
+    pub cframe_current_frame: u16,
+
+    /// How much of a frame is read: the prefix that the words below lie in.
+    pub frame_bytes: u16,
+    /// `_PyInterpreterFrame.f_code` or `f_executable`, `PyFrameObject.f_code` before 3.11.
+    pub frame_code_word: u8,
+    /// `previous`, `f_back` before 3.11.
+    pub frame_previous_word: u8,
+    /// `prev_instr` or `instr_ptr`, a pointer; `f_lasti`, an `int`, before 3.11.
+    pub frame_instruction_word: u8,
+    /// The word that `owner` lies in.
+    pub frame_owner_word: u8,
+    /// How far to shift that word for `owner`.
+    pub frame_owner_shift: u8,
+    /// Bytes that one unit of `f_lasti` stands for; 0 where the instruction is a pointer.
+    pub instruction_scale: u8,
+
+    /// `PyCodeObject.co_filename`.
+    pub code_file: u16,
+    /// `co_qualname`, `co_name` before 3.11.
+    pub code_name: u16,
+    /// `co_firstlineno`.
+    pub code_first_line: u16,
+    /// `co_linetable`, `co_lnotab` before 3.10.
+    pub code_line_table: u16,
+    /// `_co_firsttraceable`; [`ABSENT`] before 3.11.
+    pub code_first_traceable: u16,
+    /// `co_code_adaptive`: what instruction pointers are relative to.
+    pub code_instructions: u16,
+
+    /// `sizeof(PyASCIIObject)`: where the text of an ASCII string begins.
+    pub ascii_text: u16,
+    /// `sizeof(PyCompactUnicodeObject)`: where the text of another string begins, or the pointer to it.
+    pub other_text: u16,
+}
+
+/// An offset of what a version doesn't have.
+pub const ABSENT: u16 = u16::MAX;
+
+const PYTHON_3_8: Layout = Layout {
+    version: 0x0308,
+    interpreters_head: 32,
+    tss_key: 0x570,
+    threads_head: 8,
+    interpreter_next: 0,
+    thread_next: 8,
+    thread_id: 176,
+    native_thread_id: ABSENT,
+    current_frame: 24,
+    cframe_current_frame: ABSENT,
+    frame_bytes: 112,
+    frame_code_word: 32 / 8,
+    frame_previous_word: 24 / 8,
+    frame_instruction_word: 104 / 8,
+    frame_owner_word: 0,
+    frame_owner_shift: 0,
+    instruction_scale: 1,
+    code_file: 104,
+    code_name: 112,
+    code_first_line: 40,
+    code_line_table: 120,
+    code_first_traceable: ABSENT,
+    code_instructions: 0,
+    ascii_text: 48,
+    other_text: 72,
+};
+
+const PYTHON_3_9: Layout = Layout { version: 0x0309, tss_key: 584, ..PYTHON_3_8 };
+
+const PYTHON_3_10: Layout =
+    Layout { version: 0x030a, frame_bytes: 104, frame_instruction_word: 96 / 8, instruction_scale: 2, ..PYTHON_3_9 };
+
+const PYTHON_3_11: Layout = Layout {
+    version: 0x030b,
+    interpreters_head: 40,
+    tss_key: 592,
+    threads_head: 16,
+    interpreter_next: 0,
+    thread_next: 8,
+    thread_id: 152,
+    native_thread_id: 160,
+    current_frame: 56,
+    cframe_current_frame: 8,
+    frame_bytes: 72,
+    frame_code_word: 32 / 8,
+    frame_previous_word: 48 / 8,
+    frame_instruction_word: 56 / 8,
+    frame_owner_word: 64 / 8,
+    frame_owner_shift: 8 * (69 - 64),
+    instruction_scale: 0,
+    code_file: 112,
+    code_name: 128,
+    code_first_line: 72,
+    code_line_table: 136,
+    code_first_traceable: 168,
+    code_instructions: 184,
+    ascii_text: 48,
+    other_text: 72,
+};
+
+pub(super) const PYTHON_3_12: Layout = Layout {
+    version: 0x030c,
+    tss_key: 1544,
+    threads_head: 72,
+    thread_id: 136,
+    native_thread_id: 144,
+    cframe_current_frame: 0,
+    frame_code_word: 0,
+    frame_previous_word: 1,
+    frame_owner_shift: 8 * (70 - 64),
+    code_first_line: 68,
+    code_first_traceable: 176,
+    code_instructions: 192,
+    ascii_text: 40,
+    other_text: 56,
+    ..PYTHON_3_11
+};
+
+const PYTHON_3_13: Layout = Layout {
+    version: 0x030d,
+    interpreters_head: 632,
+    tss_key: 2160,
+    threads_head: 7344,
+    interpreter_next: 7264,
+    thread_id: 152,
+    native_thread_id: 160,
+    current_frame: 72,
+    cframe_current_frame: ABSENT,
+    code_first_traceable: 184,
+    code_instructions: 200,
+    ..PYTHON_3_12
+};
+
+/// Every version that is supported: its stacks were compared with Python's own, live. The offsets are what `offsetof` gives
+/// with the headers of 3.9.18, 3.10.13, 3.11.7, 3.12.1 and 3.13.0 (`Include/internal/pycore_runtime.h`, `pycore_interp.h`,
+/// `pycore_frame.h`, `Include/cpython/pystate.h`, `code.h`, `frameobject.h`, `unicodeobject.h`); those of 3.8 were only seen in
+/// processes. That a build keeps to them is for the walk at attach to find out.
+pub const LAYOUTS: [Layout; 6] = [PYTHON_3_8, PYTHON_3_9, PYTHON_3_10, PYTHON_3_11, PYTHON_3_12, PYTHON_3_13];
