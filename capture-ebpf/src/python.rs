@@ -11,9 +11,11 @@
 
 mod code;
 mod layouts;
+mod search;
 
 pub use code::{CodeBody, Copied, FILE_BYTES, LINE_TABLE_BYTES, NAME_BYTES, Part, copy_code};
 pub use layouts::{ABSENT, LAYOUTS, Layout};
+pub use search::{MAX_SEARCH, Search};
 
 /// Memory of a process, wherever it is read from.
 pub trait Memory {
@@ -46,6 +48,9 @@ const OWNED_BY_GENERATOR: u8 = 1;
 pub struct Interpreter {
     /// The address of `_PyRuntime`.
     pub runtime: u64,
+    /// The `PyInterpreterState` of the main interpreter, where there being others matters: up to 3.11 pthread's slot keeps the
+    /// thread's state in the main one while it runs another. 0 where the slot is right whatever there is.
+    pub main: u64,
     /// The pthread key of the thread state, read out of `autoTSSkey` once: it stays for the life of the interpreter.
     /// [`KEY_UNREAD`] for one that has not begun yet: it is then read each time.
     pub tss_key: u32,
@@ -58,7 +63,7 @@ pub struct Interpreter {
 }
 
 // They go to and from eBPF maps as bytes, so there must be none that is not written.
-const _: () = assert!(size_of::<Interpreter>() == 20 + size_of::<Layout>() && size_of::<Layout>() == 44);
+const _: () = assert!(size_of::<Interpreter>() == 28 + size_of::<Layout>() && size_of::<Layout>() == 52);
 
 /// `specific_1stblock` in glibc's `struct pthread`, x86-64: `{ uintptr_t seq; void *data }` each.
 pub const GLIBC_FIRST_SLOTS: u32 = 0x310;
@@ -67,6 +72,9 @@ pub const GLIBC_SLOT_TABLES: u32 = 0x510;
 
 /// The key of an interpreter that has not begun yet.
 pub const KEY_UNREAD: u32 = u32::MAX;
+
+/// In place of the key where pthread's slots are not where glibc has them: the state is looked for in the interpreter's list.
+pub const KEY_BY_LIST: u32 = u32::MAX - 1;
 
 /// Keys in one block of slots, `PTHREAD_KEY_2NDLEVEL_SIZE`.
 const SLOTS: u32 = 32;
@@ -98,6 +106,34 @@ pub fn thread_state<M: Memory>(memory: &M, interpreter: &Interpreter, thread_poi
         return None;
     };
     memory.word(slots.wrapping_add((key % SLOTS) as u64 * 16).wrapping_add(8))
+}
+
+/// Whether the slot of a thread says which state it runs, so that [`thread_state`] is to be asked and no [`Search`] is needed.
+#[inline(always)]
+pub fn slot_tells<M: Memory>(memory: &M, interpreter: &Interpreter) -> Option<bool> {
+    if interpreter.tss_key == KEY_BY_LIST {
+        return Some(false);
+    }
+    if interpreter.main == 0 {
+        return Some(true);
+    }
+    let head = memory.word(interpreter.runtime.wrapping_add(interpreter.layout.interpreters_head as u64))?;
+    Some(head == interpreter.main)
+}
+
+/// `PyThreadState._status.active`.
+const STATUS_ACTIVE: u32 = 1 << 4;
+
+/// Whether a thread runs Python: holds the lock of its interpreter. One that doesn't waits for it, or for something in C.
+#[inline(always)]
+pub fn runs_python<M: Memory>(memory: &M, interpreter: &Interpreter, thread_state: u64) -> Option<bool> {
+    let layout = &interpreter.layout;
+    if layout.thread_status != ABSENT {
+        let status = memory.half(thread_state.wrapping_add(layout.thread_status as u64))?;
+        return Some(status & STATUS_ACTIVE != 0);
+    }
+    let current = memory.word(interpreter.runtime.wrapping_add(layout.current_state as u64))?;
+    Some(current == thread_state)
 }
 
 /// The innermost frame of a thread state; 0 if it runs none. `None` if memory on the way can't be read.
@@ -296,8 +332,14 @@ impl Walk {
     pub fn begin(&mut self, frame: u64) {
         self.count = 0;
         // Until a step says otherwise: who runs out of steps has cut the stack.
-        self.end = End::Cut as u32;
+        self.end = if frame == 0 { End::Outermost as u32 } else { End::Cut as u32 };
         self.cursor.begin(frame);
+    }
+
+    /// Whether there is a frame to begin with.
+    #[inline(always)]
+    pub fn has_frames(&self) -> bool {
+        self.cursor.frame != 0
     }
 
     /// Takes a step and keeps the frame it finds. To be called until it gives [`Step::End`], [`MAX_STEPS`] times at most.

@@ -7,6 +7,7 @@
 mod calls;
 mod copies;
 mod kernels;
+mod native;
 mod objects;
 mod stacks;
 mod thread;
@@ -15,7 +16,8 @@ use std::mem::offset_of;
 
 use ktape_ebpf::python::Layout;
 use ktape_ebpf::wire::{
-    Call, CodeRecord, Lifecycle, MemoryCall, NAME_BYTES, Plain as _, Return, StackBody, StackCall, kind, life,
+    Call, CodeRecord, Lifecycle, MemoryCall, NAME_BYTES, NativeBody, Plain as _, Return, StackBody, StackCall, kind,
+    life,
 };
 use ktape_format::Sink;
 use ktape_format::definition::{self, Function, api_domain, property};
@@ -177,6 +179,11 @@ impl Outside {
         Ok(())
     }
 
+    /// Forgets what no call can refer to any more. To be called every few seconds.
+    pub fn sweep(&mut self) {
+        self.processes.values_mut().for_each(|process| process.stacks.sweep());
+    }
+
     /// Ends all processes.
     pub fn finish<S: Sink>(&mut self, sink: &mut S) -> Result<(), S::Error> {
         let mut pids: Vec<u32> = self.processes.keys().copied().collect();
@@ -253,6 +260,13 @@ impl Outside {
                     let frames = &record[size_of::<StackBody>()..];
                     self.gaps.unknown_frames += process.stacks.add(&body, frames, sink)?;
                     self.gaps.incomplete_stacks += u64::from(body.end != 0);
+                }
+            }
+            kind::NATIVE_BODY => {
+                if let Some(body) = NativeBody::read(record)
+                    && let Some(process) = self.processes.get_mut(&upper(body.pid_tid))
+                {
+                    process.stacks.add_native(&body, &record[size_of::<NativeBody>()..]);
                 }
             }
             kind::CODE => {
@@ -416,6 +430,7 @@ impl Outside {
 fn pid_of(kind: u32, record: &[u8]) -> Option<u32> {
     let offset = match kind {
         kind::STACK_BODY => offset_of!(StackBody, pid_tid),
+        kind::NATIVE_BODY => offset_of!(NativeBody, pid_tid),
         kind::CODE => offset_of!(CodeRecord, pid_tid),
         kind::RETURN => offset_of!(Return, pid_tid),
         _ => offset_of!(Call, pid_tid),
