@@ -9,7 +9,7 @@ use aya_ebpf::maps::{Array, HashMap, LruHashMap, PerCpuArray, RingBuf};
 use ktape_ebpf::python::{Interpreter, Search, Walk};
 use ktape_ebpf::wire::unsaid;
 use ktape_ebpf::wire::{
-    Counters, MAX_NATIVE_FRAMES, MOST_FUNCTIONS, MOST_TARGETS, NativeBody, Plan, StackBody, Target, Walked,
+    Counters, MAX_NATIVE_FRAMES, MOST_FUNCTIONS, MOST_TARGETS, NativeBody, Plan, StackBody, Target, TaskBody, Walked,
 };
 
 /// The recorded processes, by number.
@@ -109,6 +109,8 @@ pub(crate) struct Space {
     pub(crate) wants_native: u32,
     pub(crate) hash: u64,
     pub(crate) bodies_lost: u64,
+    /// The name of the task that the walk has come by.
+    pub(crate) task: TaskBody,
     /// What the native frames of a new stack are sent as.
     pub(crate) native_body: NativeBody,
     pub(crate) native: [u64; MAX_NATIVE_FRAMES],

@@ -12,10 +12,12 @@
 mod code;
 mod layouts;
 mod search;
+mod task;
 
 pub use code::{CodeBody, Copied, FILE_BYTES, LINE_TABLE_BYTES, NAME_BYTES, Part, copy_code};
 pub use layouts::{ABSENT, LAYOUTS, Layout};
 pub use search::{MAX_SEARCH, Search};
+pub use task::{TASK_NAME_BYTES, TaskName, task_name};
 
 /// Memory of a process, wherever it is read from.
 pub trait Memory {
@@ -51,6 +53,10 @@ pub struct Interpreter {
     /// The `PyInterpreterState` of the main interpreter, where there being others matters: up to 3.11 pthread's slot keeps the
     /// thread's state in the main one while it runs another. 0 where the slot is right whatever there is.
     pub main: u64,
+    /// The code object of asyncio's `Handle._run`, whose frames run a task; 0 until one was seen.
+    pub task_runner: u64,
+    /// `PyUnicode_Type`, where `task_runner` is known.
+    pub string_type: u64,
     /// The pthread key of the thread state, read out of `autoTSSkey` once: it stays for the life of the interpreter.
     /// [`KEY_UNREAD`] for one that has not begun yet: it is then read each time.
     pub tss_key: u32,
@@ -58,12 +64,14 @@ pub struct Interpreter {
     pub first_slots: u32,
     /// From the thread pointer to the table of pointers to further slots, 32 each.
     pub slot_tables: u32,
+    /// 0
+    pub reserved: u32,
     /// Its version's offsets.
     pub layout: Layout,
 }
 
 // They go to and from eBPF maps as bytes, so there must be none that is not written.
-const _: () = assert!(size_of::<Interpreter>() == 28 + size_of::<Layout>() && size_of::<Layout>() == 52);
+const _: () = assert!(size_of::<Interpreter>() == 48 + size_of::<Layout>() && size_of::<Layout>() == 56);
 
 /// `specific_1stblock` in glibc's `struct pthread`, x86-64: `{ uintptr_t seq; void *data }` each.
 pub const GLIBC_FIRST_SLOTS: u32 = 0x310;
@@ -156,9 +164,18 @@ pub struct RawFrame {
     pub code: u64,
     /// The instruction it is at, in bytes from the first one; negative or senseless in a frame that hasn't begun.
     pub instruction: i32,
-    /// 1 for a generator's or a coroutine's frame. One of another kind that is before its code's first traceable instruction
-    /// is still being made, and Python doesn't show it.
-    pub generator: u32,
+    /// What it is: see [`raw_kind`].
+    pub kind: u32,
+}
+
+/// What a [`RawFrame`] is.
+pub mod raw_kind {
+    /// A function's frame. Before its code's first traceable instruction it is still being made, and Python doesn't show it.
+    pub const FUNCTION: u32 = 0;
+    /// A generator's or a coroutine's.
+    pub const GENERATOR: u32 = 1;
+    /// No frame, but the name of the task whose frames come before it in the list: `code` is the name's hash.
+    pub const TASK: u32 = 2;
 }
 
 /// Where a walk stands.
@@ -295,7 +312,7 @@ pub fn step<M: Memory>(memory: &M, layout: &Layout, cursor: &mut Cursor) -> Step
     } else {
         (at as i32).wrapping_mul(layout.instruction_scale as i32)
     };
-    Step::Frame(RawFrame { code, instruction, generator: (owner == OWNED_BY_GENERATOR) as u32 })
+    Step::Frame(RawFrame { code, instruction, kind: (owner == OWNED_BY_GENERATOR) as u32 })
 }
 
 /// Frames of a stack that are kept, at most: the innermost. A power of two, so that an index can be masked.
@@ -340,6 +357,21 @@ impl Walk {
     #[inline(always)]
     pub fn has_frames(&self) -> bool {
         self.cursor.frame != 0
+    }
+
+    /// The frame that the next step takes.
+    #[inline(always)]
+    pub fn next_frame(&self) -> u64 {
+        self.cursor.frame
+    }
+
+    /// Puts something that is no frame behind the last one, if there is room.
+    #[inline(always)]
+    pub fn push(&mut self, frame: RawFrame) {
+        if self.count < MAX_FRAMES as u32 {
+            self.frames[self.count as usize % MAX_FRAMES] = frame;
+            self.count = self.count.wrapping_add(1);
+        }
     }
 
     /// Takes a step and keeps the frame it finds. To be called until it gives [`Step::End`], [`MAX_STEPS`] times at most.
@@ -452,10 +484,8 @@ mod tests {
             frame(0x400, 0x9300, 0, 0, 4),
         ];
         let (found, end) = walk(&Made::of(frames.as_flattened()), 0x100);
-        let expected = [
-            RawFrame { code: 0x9000, instruction: 14, generator: 1 },
-            RawFrame { code: 0x9200, instruction: 18, generator: 0 },
-        ];
+        let expected =
+            [RawFrame { code: 0x9000, instruction: 14, kind: 1 }, RawFrame { code: 0x9200, instruction: 18, kind: 0 }];
         assert_eq!((found.as_slice(), end), (expected.as_slice(), End::Outermost as u32));
     }
 

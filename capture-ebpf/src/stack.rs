@@ -14,12 +14,14 @@ use aya_ebpf::bindings::{BPF_F_USER_STACK, task_struct};
 use aya_ebpf::helpers::bpf_probe_read_kernel;
 use aya_ebpf::helpers::generated::{bpf_get_current_task, bpf_get_stack, bpf_loop, bpf_probe_read_user};
 use aya_ebpf::programs::ProbeContext;
-use ktape_ebpf::python::{self, CodeBody, MAX_FRAMES, MAX_SEARCH, MAX_STEPS, Memory, RawFrame, Step};
+use ktape_ebpf::python::{
+    self, CodeBody, MAX_FRAMES, MAX_SEARCH, MAX_STEPS, Memory, RawFrame, Step, TASK_NAME_BYTES, raw_kind,
+};
 use ktape_ebpf::wire::{CodeRecord, Counters, MAX_NATIVE_FRAMES, NativeBody, StackBody, Target, Walked, kind};
 
 use crate::maps::{
     EPOCH_ENTRIES, EPOCHS, EVENTS, INTERPRETERS, KNOWN, KNOWN_ENTRIES, SENT, SENT_COUNT, SENT_ENTRIES, SPACES,
-    SPACES_A_PROCESSOR, SentKey, Space, TASK_THREAD_POINTER, count, setting, wake, with_room,
+    SPACES_A_PROCESSOR, SentKey, Space, TASK_THREAD_POINTER, count, send, setting, wake, with_room,
 };
 
 /// The memory of the process that the program runs in.
@@ -296,16 +298,49 @@ extern "C" fn steps(_: u32, context: *mut c_void) -> i64 {
 /// One frame. Returns 1 at the last.
 #[inline(always)]
 fn step(space: &mut Space) -> i64 {
+    let at = space.walk.next_frame();
     match space.walk.advance(&User, &space.interpreter.layout) {
         Step::Frame(frame) => {
             // An address has 47 bits, an instruction's place 20 or so: put together they fit into one word.
-            let RawFrame { code, instruction, generator } = frame;
-            let word = code.rotate_left(17) ^ u64::from(instruction as u32) ^ u64::from(generator) << 16;
+            let RawFrame { code, instruction, kind } = frame;
+            let word = code.rotate_left(17) ^ u64::from(instruction as u32) ^ u64::from(kind) << 16;
             space.hash = mix(space.hash, word);
+            if code == space.interpreter.task_runner {
+                add_task(space, at);
+            }
             0
         }
         Step::Shim => 0,
         Step::End(_) => 1,
+    }
+}
+
+/// Puts the name of the task that this frame runs behind it, if it has one.
+#[inline(never)]
+fn add_task(space: &mut Space, frame: u64) {
+    if !python::task_name(&User, &space.interpreter, frame, &mut space.task.name) {
+        return;
+    }
+    let mut hash = u64::from(space.task.name.length);
+    let mut word = 0;
+    while word < TASK_NAME_BYTES / 8 {
+        hash = mix(hash, space.task.name.words[word]);
+        word += 1;
+    }
+    // Odd: see `SentKey`.
+    let hash = hash | 1;
+    space.hash = mix(space.hash, hash);
+    space.walk.push(RawFrame { code: hash, instruction: 0, kind: raw_kind::TASK });
+    let key = SentKey { what: hash, generation: space.generation };
+    if was_sent(&key) {
+        return;
+    }
+    (space.task.kind, space.task.reserved) = (kind::TASK_BODY, 0);
+    (space.task.pid_tid, space.task.hash) = (space.pid_tid, hash);
+    if send(&space.task) {
+        remember(&key);
+    } else {
+        space.bodies_lost = 1;
     }
 }
 
@@ -316,7 +351,10 @@ extern "C" fn send_code(index: u32, context: *mut c_void) -> i64 {
     if index >= space.walk.count {
         return 1;
     }
-    let code = space.walk.frames[index as usize % MAX_FRAMES].code;
+    let RawFrame { code, kind: of_frame, .. } = space.walk.frames[index as usize % MAX_FRAMES];
+    if of_frame == raw_kind::TASK {
+        return 0;
+    }
     let key = SentKey { what: code | 1, generation: space.generation };
     if was_sent(&key) {
         return 0;

@@ -10,7 +10,7 @@ use core::mem::size_of;
 
 #[cfg(doc)]
 use crate::python::End;
-use crate::python::{CodeBody, Interpreter, RawFrame};
+use crate::python::{CodeBody, Interpreter, RawFrame, TaskName};
 
 /// How many plans there may be: the length of the plan table.
 pub const MOST_FUNCTIONS: u32 = 512;
@@ -45,6 +45,8 @@ pub mod kind {
     pub const LIFECYCLE: u32 = 8;
     /// [`super::NativeBody`]
     pub const NATIVE_BODY: u32 = 9;
+    /// [`super::TaskBody`]
+    pub const TASK_BODY: u32 = 10;
 }
 
 /// What is to be kept of a function's calls. All zero for a function that has no probe.
@@ -170,6 +172,22 @@ pub struct NativeBody {
     pub pid_tid: u64,
     /// The stack's hash.
     pub stack: u64,
+}
+
+/// The name of a task that was not seen before.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TaskBody {
+    /// `kind::TASK_BODY`
+    pub kind: u32,
+    /// 0
+    pub reserved: u32,
+    /// The process in the upper half, the thread in the lower.
+    pub pid_tid: u64,
+    /// Its hash.
+    pub hash: u64,
+    /// The name.
+    pub name: TaskName,
 }
 
 /// A code object that was not seen before.
@@ -309,4 +327,4 @@ macro_rules! plain {
         unsafe impl Plain for $record {}
     )* };
 }
-plain!(Call, StackCall, MemoryCall, Return, StackBody, NativeBody, Lifecycle, RawFrame);
+plain!(Call, StackCall, MemoryCall, Return, StackBody, NativeBody, TaskBody, Lifecycle, RawFrame);

@@ -58,7 +58,7 @@ pub struct Part {
 impl Part {
     /// The text of the `PyUnicodeObject` that the word at `pointer` points to.
     #[inline(always)]
-    fn of_string<M: Memory>(memory: &M, layout: &Layout, pointer: u64) -> Option<Self> {
+    pub(super) fn of_string<M: Memory>(memory: &M, layout: &Layout, pointer: u64) -> Option<Self> {
         let string = memory.word(pointer)?;
         let length = memory.word(string.wrapping_add(VAR_OBJECT_SIZE))?;
         let state = memory.half(string.wrapping_add(STRING_STATE))?;

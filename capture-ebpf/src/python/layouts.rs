@@ -64,6 +64,10 @@ pub struct Layout {
 
     /// `PyTypeObject.tp_dealloc`: of the type of code objects, what frees one.
     pub type_dealloc: u16,
+    /// `TaskObj.task_name` of `_asyncio`; [`ABSENT`] where names of tasks are not looked for.
+    pub task_name: u16,
+    /// 0
+    pub reserved: u16,
     /// `sizeof(PyASCIIObject)`: where the text of an ASCII string begins.
     pub ascii_text: u16,
     /// `sizeof(PyCompactUnicodeObject)`: where the text of another string begins, or the pointer to it.
@@ -101,11 +105,13 @@ const PYTHON_3_8: Layout = Layout {
     code_first_traceable: ABSENT,
     code_instructions: 0,
     type_dealloc: 48,
+    task_name: 120,
+    reserved: 0,
     ascii_text: 48,
     other_text: 72,
 };
 
-const PYTHON_3_9: Layout = Layout { version: 0x0309, tss_key: 584, current_state: 568, ..PYTHON_3_8 };
+const PYTHON_3_9: Layout = Layout { version: 0x0309, tss_key: 584, current_state: 568, task_name: 160, ..PYTHON_3_8 };
 
 const PYTHON_3_10: Layout = Layout {
     version: 0x030a,
@@ -113,6 +119,7 @@ const PYTHON_3_10: Layout = Layout {
     frame_bytes: 104,
     frame_instruction_word: 96 / 8,
     instruction_scale: 2,
+    task_name: 168,
     ..PYTHON_3_9
 };
 
@@ -144,6 +151,8 @@ const PYTHON_3_11: Layout = Layout {
     code_first_traceable: 168,
     code_instructions: 184,
     type_dealloc: 48,
+    task_name: 144,
+    reserved: 0,
     ascii_text: 48,
     other_text: 72,
 };
@@ -181,6 +190,7 @@ const PYTHON_3_13: Layout = Layout {
     cframe_current_frame: ABSENT,
     code_first_traceable: 184,
     code_instructions: 200,
+    task_name: 128,
     ..PYTHON_3_12
 };
 

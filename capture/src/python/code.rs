@@ -6,7 +6,7 @@
 
 use std::sync::Arc;
 
-use ktape_ebpf::python::{CodeBody, Copied, Layout, Memory, Part, RawFrame};
+use ktape_ebpf::python::{CodeBody, Copied, Layout, Memory, Part, RawFrame, TASK_NAME_BYTES, TaskName, raw_kind};
 
 /// Bytes of a string or a table that user space reads, at most: what is beyond isn't Python's.
 const PART_BYTES: u64 = 16 << 20;
@@ -58,8 +58,16 @@ impl Code {
 
     /// Whether Python itself hides this frame of it, because it is still being made.
     pub fn hides(&self, frame: &RawFrame) -> bool {
-        frame.generator == 0 && frame.instruction < self.first_traceable
+        frame.kind == raw_kind::FUNCTION && frame.instruction < self.first_traceable
     }
+}
+
+/// A task's name as it is told to people.
+pub fn task_name(name: &TaskName) -> String {
+    let bytes: Vec<u8> = name.words.iter().flat_map(|word| word.to_ne_bytes()).collect();
+    let length = name.length as usize;
+    let text = decode(&bytes[..length.min(TASK_NAME_BYTES)], name.width);
+    if length > TASK_NAME_BYTES { text + "…" } else { text }
 }
 
 fn read<M: Memory>(memory: &M, part: Part) -> Option<(Vec<u8>, u32)> {

@@ -134,9 +134,12 @@ fn locate_in(pid: u32, file: &MappedFile) -> Result<(Interpreter, Option<u64>), 
     let interpreter = Interpreter {
         runtime: symbols.runtime,
         main: 0,
+        task_runner: 0,
+        string_type: 0,
         tss_key: KEY_UNREAD,
         first_slots: GLIBC_FIRST_SLOTS,
         slot_tables: GLIBC_SLOT_TABLES,
+        reserved: 0,
         layout,
     };
     Ok((interpreter, symbols.code_type))

@@ -70,6 +70,7 @@ impl Session {
                     recorded.last_end = Some((time_ns, status));
                 }
             }
+            Notice::TaskRunner { pid, code, string_type } => self.name_tasks(pid, code, string_type)?,
             Notice::Unknown(_) => {}
         }
         Ok(())
@@ -229,6 +230,9 @@ impl Session {
         match proof {
             Ok(()) => {
                 recorded.python = Python::Proven;
+                if let Some(walked) = self.kernel.interpreter(pid, recorded.generation) {
+                    (interpreter.task_runner, interpreter.string_type) = (walked.task_runner, walked.string_type);
+                }
                 self.kernel.set_interpreter(pid, recorded.generation, Some(interpreter))?;
             }
             Err(refusal @ Refusal::SelfTest { .. }) => {
@@ -243,6 +247,14 @@ impl Session {
             Err(_) => {}
         }
         Ok(())
+    }
+
+    /// Has the programs look for the names of tasks, from where asyncio runs them.
+    fn name_tasks(&mut self, pid: u32, code: u64, string_type: u64) -> Result<(), KernelError> {
+        let Some(recorded) = self.processes.get(&pid) else { return Ok(()) };
+        let Some(interpreter) = self.kernel.interpreter(pid, recorded.generation) else { return Ok(()) };
+        let interpreter = Interpreter { task_runner: code, string_type, ..interpreter };
+        self.kernel.set_interpreter(pid, recorded.generation, Some(interpreter))
     }
 
     /// Ends processes that are gone, after their last records.

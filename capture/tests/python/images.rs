@@ -57,7 +57,7 @@ impl Image {
         let told: Told = serde_json::from_slice(&std::fs::read(Self::path(minor, "json")).unwrap()).unwrap();
         let layout = *LAYOUTS.iter().find(|layout| layout.version == 0x0300 | minor).unwrap();
         let Told { runtime, tss_key, first_slots, slot_tables, stopped } = told;
-        (image, Interpreter { runtime, main: 0, tss_key, first_slots, slot_tables, layout }, stopped)
+        (image, Interpreter { runtime, tss_key, first_slots, slot_tables, layout, ..Interpreter::default() }, stopped)
     }
 
     fn save(&self, minor: u16) {

@@ -16,8 +16,8 @@ use std::mem::offset_of;
 
 use ktape_ebpf::python::Layout;
 use ktape_ebpf::wire::{
-    Call, CodeRecord, Lifecycle, MemoryCall, NAME_BYTES, NativeBody, Plain as _, Return, StackBody, StackCall, kind,
-    life,
+    Call, CodeRecord, Lifecycle, MemoryCall, NAME_BYTES, NativeBody, Plain as _, Return, StackBody, StackCall,
+    TaskBody, kind, life,
 };
 use ktape_format::Sink;
 use ktape_format::definition::{self, Function, api_domain, property};
@@ -62,6 +62,8 @@ pub enum Notice {
     Unknown(u32),
     /// A thread ended: its process, when, and its wait status.
     ThreadEnded { pid: u32, time_ns: i64, status: i64 },
+    /// A process runs asyncio: the code object whose frames run tasks, and `PyUnicode_Type`.
+    TaskRunner { pid: u32, code: u64, string_type: u64 },
 }
 
 /// What was taken of one function.
@@ -273,7 +275,20 @@ impl Outside {
                 if let Some(code) = stacks::code_record(record)
                     && let Some(process) = self.processes.get_mut(&upper(code.pid_tid))
                 {
-                    process.stacks.add_code(&code.body);
+                    let pid = process.pid;
+                    let string_type = process.stacks.add_code(&code.body);
+                    return Ok(string_type.map(|string_type| Notice::TaskRunner {
+                        pid,
+                        code: code.body.code,
+                        string_type,
+                    }));
+                }
+            }
+            kind::TASK_BODY => {
+                if let Some(body) = TaskBody::read(record)
+                    && let Some(process) = self.processes.get_mut(&upper(body.pid_tid))
+                {
+                    process.stacks.add_task(&body);
                 }
             }
             kind::LIFECYCLE => {
@@ -432,6 +447,7 @@ fn pid_of(kind: u32, record: &[u8]) -> Option<u32> {
         kind::STACK_BODY => offset_of!(StackBody, pid_tid),
         kind::NATIVE_BODY => offset_of!(NativeBody, pid_tid),
         kind::CODE => offset_of!(CodeRecord, pid_tid),
+        kind::TASK_BODY => offset_of!(TaskBody, pid_tid),
         kind::RETURN => offset_of!(Return, pid_tid),
         _ => offset_of!(Call, pid_tid),
     };

@@ -3,14 +3,14 @@
 //! A stack's body comes once, before the first call that has it, and after the code objects in it. Frames are named at once,
 //! while their code objects are what they were.
 
-use ktape_ebpf::python::{CodeBody, End, Layout, RawFrame};
-use ktape_ebpf::wire::{CodeRecord, NativeBody, Plain as _, StackBody};
+use ktape_ebpf::python::{CodeBody, End, Layout, Memory as _, RawFrame, raw_kind};
+use ktape_ebpf::wire::{CodeRecord, NativeBody, Plain as _, StackBody, TaskBody};
 use ktape_format::Sink;
 use ktape_format::definition::{Frame, Stack, frame_kind};
 use rustc_hash::FxHashMap;
 
 use super::native::Natives;
-use crate::python::code::Code;
+use crate::python::code::{Code, task_name};
 use crate::python::frames::{Codes, Named};
 use crate::python::memory::ProcessMemory;
 
@@ -23,6 +23,8 @@ pub(super) struct Stacks {
     epoch: u64,
     swept_epoch: u64,
     codes: Codes,
+    /// Names of tasks, by their hash.
+    tasks: FxHashMap<u64, String>,
     natives: Natives,
     /// The native frames of the stack whose body comes next, by its hash.
     native: Option<(u64, Vec<u64>)>,
@@ -33,6 +35,9 @@ struct Known {
     id: u32,
     epoch: u64,
 }
+
+/// `PyObject.ob_type`.
+const OBJECT_TYPE: u64 = 8;
 
 /// Between the frames of a thread that waits and those of one without Python that it waits for.
 const AWAITED: &str = "[awaited thread without Python]";
@@ -53,6 +58,7 @@ impl Stacks {
             epoch: 0,
             swept_epoch: 0,
             codes: Codes::default(),
+            tasks: FxHashMap::default(),
             natives: Natives::new(pid),
             native: None,
         }
@@ -82,11 +88,22 @@ impl Stacks {
         }
     }
 
-    /// Takes a code object. What did not fit into the record is read from the process, if that is still there.
-    pub(super) fn add_code(&mut self, body: &CodeBody) {
-        let Some(layout) = &self.layout else { return };
+    /// Takes a code object. What did not fit into the record is read from the process, if that is still there. If it is the
+    /// one that runs asyncio's tasks, returns the type of strings.
+    pub(super) fn add_code(&mut self, body: &CodeBody) -> Option<u64> {
+        let layout = self.layout.as_ref()?;
         let memory = ProcessMemory::open(self.pid).ok();
-        self.codes.insert(body.code, Code::new(body, layout, memory.as_ref()));
+        let code = Code::new(body, layout, memory.as_ref());
+        let runs_tasks = matches!(&*code.name, "Handle._run" | "_run") && code.file.ends_with("asyncio/events.py");
+        self.codes.insert(body.code, code);
+        let memory = memory.filter(|_| runs_tasks)?;
+        let name = memory.word(body.code.wrapping_add(layout.code_name.into()))?;
+        memory.word(name.wrapping_add(OBJECT_TYPE))
+    }
+
+    /// Takes the name of a task.
+    pub(super) fn add_task(&mut self, body: &TaskBody) {
+        self.tasks.insert(body.hash, task_name(&body.name));
     }
 
     /// Takes the native frames of a stack whose body comes next.
@@ -104,6 +121,11 @@ impl Stacks {
             stack.mark(why)?;
         }
         for frame in frames.rev().filter_map(RawFrame::read) {
+            if frame.kind == raw_kind::TASK {
+                let name = self.tasks.get(&frame.code).map_or("[unknown]", String::as_str);
+                stack.push(frame_kind::RANGE, &format!("task {name}"), "", 0, 0)?;
+                continue;
+            }
             match self.codes.name(&frame) {
                 Named::Hidden => {}
                 Named::Shown(shown) => {
