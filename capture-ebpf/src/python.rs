@@ -11,6 +11,8 @@
 
 mod code;
 mod layouts;
+#[cfg(test)]
+mod made;
 mod search;
 mod task;
 
@@ -399,44 +401,19 @@ impl Walk {
 mod tests {
     extern crate std;
 
-    use std::collections::BTreeMap;
     use std::vec::Vec;
 
     use super::layouts::PYTHON_3_12;
+    use super::made::{LIMIT, Made};
     use super::*;
-
-    /// Words at made-up addresses; everything between them is zero, up to a limit.
-    struct Made(BTreeMap<u64, u64>);
-
-    const LIMIT: u64 = 1 << 20;
-
-    impl Made {
-        fn of(words: &[(u64, u64)]) -> Self {
-            Self(words.iter().copied().collect())
-        }
-    }
-
-    impl Memory for Made {
-        fn read(&self, address: u64, into: &mut [u8]) -> bool {
-            for (offset, byte) in into.iter_mut().enumerate() {
-                let at = address.wrapping_add(offset as u64);
-                if at >= LIMIT {
-                    return false;
-                }
-                let word = self.0.get(&(at & !7)).copied().unwrap_or(0);
-                *byte = word.to_le_bytes()[(at % 8) as usize];
-            }
-            true
-        }
-    }
 
     fn interpreter(tss_key: u32) -> Interpreter {
         Interpreter {
-            runtime: 0,
             tss_key,
             first_slots: GLIBC_FIRST_SLOTS,
             slot_tables: GLIBC_SLOT_TABLES,
             layout: PYTHON_3_12,
+            ..Interpreter::default()
         }
     }
 
@@ -495,6 +472,21 @@ mod tests {
         assert_eq!((found.len(), end), (MAX_FRAMES, End::Cut as u32));
         let (found, end) = walk(&Made::of(&frame(0x100, 0x9000, 0x100, 0, 3)), 0x100);
         assert_eq!((found.len(), end), (0, End::Cut as u32));
+    }
+
+    #[test]
+    fn a_thread_that_holds_the_lock_runs_python() {
+        let state = 0x1000;
+        let status = |bits: u64| Made::of(&[(state + 24, bits)]);
+        let asked = Interpreter { runtime: 0x4000, ..interpreter(5) };
+        assert_eq!(runs_python(&status(0b1_1011), &asked, state), Some(true));
+        assert_eq!(runs_python(&status(0b0_1011), &asked, state), Some(false));
+        assert_eq!(runs_python(&Made::of(&[]), &asked, LIMIT), None);
+        // Up to 3.11 there is one lock, and the runtime knows who has it.
+        let older = Interpreter { layout: LAYOUTS[3], ..asked };
+        let held_by = |state| Made::of(&[(0x4000 + 576, state)]);
+        assert_eq!(runs_python(&held_by(state), &older, state), Some(true));
+        assert_eq!(runs_python(&held_by(0), &older, state), Some(false));
     }
 
     #[test]

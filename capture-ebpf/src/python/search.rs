@@ -67,3 +67,75 @@ impl Search {
         Some(())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    extern crate std;
+
+    use std::vec::Vec;
+
+    use super::super::LAYOUTS;
+    use super::super::made::{LIMIT, Made};
+    use super::*;
+
+    const THREAD: u64 = 0x7000;
+
+    /// 3.10: what an interpreter, the youngest first, has of threads: the state's address, its `pthread_self`, its frame.
+    fn found(interpreters: &[&[(u64, u64, u64)]]) -> u64 {
+        let layout = LAYOUTS[2];
+        let mut words = Vec::new();
+        for (number, states) in interpreters.iter().enumerate() {
+            let owner = 0x1000 * (number as u64 + 1);
+            words.push(match number {
+                0 => (layout.interpreters_head as u64, owner),
+                _ => (owner - 0x1000 + layout.interpreter_next as u64, owner),
+            });
+            let nexts = states.iter().skip(1).map(|state| state.0).chain([0]);
+            words.push((owner + layout.threads_head as u64, states.first().map_or(0, |state| state.0)));
+            for (&(state, thread, frame), next) in states.iter().zip(nexts) {
+                words.push((state + layout.thread_next as u64, next));
+                words.push((state + layout.thread_id as u64, thread));
+                words.push((state + layout.current_frame as u64, frame));
+            }
+        }
+        search(&Made::of(&words))
+    }
+
+    fn search(memory: &Made) -> u64 {
+        let interpreter = Interpreter { layout: LAYOUTS[2], ..Interpreter::default() };
+        let mut search = Search::default();
+        search.begin(THREAD);
+        let mut steps = 0;
+        while steps < MAX_SEARCH && search.advance(memory, &interpreter) {
+            steps += 1;
+        }
+        search.found
+    }
+
+    #[test]
+    fn a_thread_is_found_by_its_pthread_self() {
+        assert_eq!(found(&[&[(0x8000, 1, 9), (0x8400, THREAD, 9), (0x8800, 2, 9)]]), 0x8400);
+        assert_eq!(found(&[&[(0x8000, 1, 9)]]), 0);
+        assert_eq!(found(&[]), 0);
+    }
+
+    #[test]
+    fn of_several_states_the_one_that_runs_in_the_youngest_interpreter_is_meant() {
+        let main: &[_] = &[(0x8000, THREAD, 9)];
+        assert_eq!(found(&[&[(0x8400, THREAD, 9)], main]), 0x8400);
+        assert_eq!(found(&[&[(0x8400, THREAD, 0)], main]), 0x8000);
+        assert_eq!(found(&[&[(0x8400, 1, 9)], &[], main]), 0x8000);
+        assert_eq!(found(&[&[(0x8400, THREAD, 0)], &[(0x8000, 1, 9)]]), 0x8400);
+    }
+
+    #[test]
+    fn a_list_that_runs_in_a_circle_or_out_of_memory_finds_nothing() {
+        let layout = LAYOUTS[2];
+        let at = |words: &[(u64, u64)]| search(&Made::of(words));
+        let owner = (layout.interpreters_head as u64, 0x1000);
+        let first = (0x1000 + layout.threads_head as u64, 0x8000);
+        assert_eq!(at(&[owner, first, (0x8000 + layout.thread_next as u64, 0x8000)]), 0);
+        assert_eq!(at(&[owner, first, (0x8000 + layout.thread_next as u64, LIMIT)]), 0);
+        assert_eq!(at(&[(layout.interpreters_head as u64, LIMIT)]), 0);
+    }
+}

@@ -113,3 +113,72 @@ fn is_default(name: &TaskName) -> bool {
 }
 
 const _: () = assert!(size_of::<TaskName>() == 8 + TASK_NAME_BYTES);
+
+#[cfg(test)]
+mod tests {
+    extern crate std;
+
+    use std::vec::Vec;
+
+    use super::super::LAYOUTS;
+    use super::super::made::{LIMIT, Made};
+    use super::*;
+
+    const STRING: u64 = 0x500;
+    /// One byte a character, compact, ASCII.
+    const ASCII: u64 = 1 << 2 | 1 << 5 | 1 << 6;
+
+    /// The name of the task that a frame at 0x1000 runs: the step's task is at 16 or 24, its name's type, length and words.
+    fn named(task_at: u64, name_type: u64, length: u64, text: &[u8; 16]) -> Option<(u32, Vec<u8>)> {
+        let layout = LAYOUTS[4];
+        let (handle, step, task, class, class_name, name) = (0x2000, 0x3000, 0x4000, 0x5000, 0x6000, 0x7000);
+        let word = |bytes: &[u8]| u64::from_le_bytes(bytes.try_into().unwrap());
+        let memory = Made::of(&[
+            // Marked, as in 3.14.
+            (0x1000 + layout.frame_locals as u64, handle | 1),
+            (handle + 24, step),
+            (step + task_at, task),
+            (task + 8, class),
+            (class + 24, class_name),
+            (class_name, word(b"_asyncio")),
+            (class_name + 8, word(b".Task\0zz")),
+            (task + layout.task_name as u64, name),
+            (name + 8, name_type),
+            (name + 16, length),
+            (name + 32, ASCII),
+            (name + 40, word(&text[..8])),
+            (name + 48, word(&text[8..])),
+        ]);
+        let interpreter = Interpreter { layout, string_type: STRING, ..Interpreter::default() };
+        let mut found = TaskName { length: 0, width: 0, words: [!0; TASK_NAME_BYTES / 8] };
+        let is_found = task_name(&memory, &interpreter, 0x1000, &mut found);
+        assert!(!task_name(&memory, &interpreter, LIMIT, &mut found.clone()));
+        let bytes = found.words.iter().flat_map(|word| word.to_ne_bytes()).collect();
+        is_found.then_some((found.length, bytes))
+    }
+
+    #[test]
+    fn a_step_and_a_waking_lead_to_the_tasks_name() {
+        for task_at in [STEP_TASK, METHOD_SELF] {
+            let (length, bytes) = named(task_at, STRING, 7, b"prefill\0\0\0\0\0\0\0\0\0").unwrap();
+            assert_eq!((length, &bytes[..7]), (7, &b"prefill"[..]));
+            assert!(bytes[7..].iter().all(|&byte| byte == 0));
+        }
+        assert_eq!(named(40, STRING, 7, b"prefill\0\0\0\0\0\0\0\0\0"), None);
+    }
+
+    #[test]
+    fn a_task_that_nobody_named_has_no_name() {
+        assert_eq!(named(16, STRING, 7, b"Task-12\0\0\0\0\0\0\0\0\0"), None);
+        assert_eq!(named(16, STRING, 16, b"Task-12345678901"), None);
+        // From 3.12 on it is a number.
+        assert_eq!(named(16, STRING + 8, 7, b"prefill\0\0\0\0\0\0\0\0\0"), None);
+        for (length, text) in [
+            (8, b"Task-12b\0\0\0\0\0\0\0\0"),
+            (5, b"Task-\0\0\0\0\0\0\0\0\0\0\0"),
+            (4, b"Task\0\0\0\0\0\0\0\0\0\0\0\0"),
+        ] {
+            assert!(named(16, STRING, length, text).is_some(), "{text:?}");
+        }
+    }
+}
