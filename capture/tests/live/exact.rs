@@ -10,7 +10,10 @@ use std::path::Path;
 use std::rc::Rc;
 
 use ktape_capture::probes::functions::{self, Meaning, Probed};
-use ktape_format::definition::{Context, Frame, Function, Graph, KernelName, Shape, Stack, Stream, Thread, property};
+use ktape_ebpf::python::MAX_FRAMES;
+use ktape_format::definition::{
+    Context, Frame, Function, Graph, KernelName, Shape, Stack, Stream, Thread, frame_kind, property,
+};
 use ktape_format::event::copy_kind;
 use ktape_format::table::DefinitionKind;
 use ktape_format::{Definitions, Table as _, Tape, Wanted};
@@ -120,7 +123,8 @@ pub(crate) fn truth(truth: &Truth, compared: Compared) -> Threads {
                 let own = |frame: ktape_simcuda_truth::Frame<'_>| {
                     (frame.qualname.to_owned(), frame.file.to_owned(), frame.line)
                 };
-                stacks.entry(id).or_insert_with(|| truth.stack(id).into_iter().map(own).collect()).clone()
+                let look_up = || as_kept(truth.stack(id).into_iter().map(own).collect());
+                stacks.entry(id).or_insert_with(look_up).clone()
             }),
         };
         let end_ns = row.end_ns.filter(|_| has_end).map(|end| end as i64);
@@ -132,6 +136,15 @@ pub(crate) fn truth(truth: &Truth, compared: Compared) -> Threads {
         });
     }
     threads
+}
+
+/// A stack as the tape has it: of a deep one the innermost frames, and at its root a mark that there are more.
+fn as_kept(mut frames: Vec<FrameLine>) -> Rc<[FrameLine]> {
+    if frames.len() > MAX_FRAMES {
+        frames.truncate(MAX_FRAMES);
+        frames.push(("[further frames were not recorded]".to_owned(), String::new(), 0));
+    }
+    frames.into()
 }
 
 /// A stream as the tape has it: the default streams are no handles.
@@ -301,12 +314,14 @@ impl Names<'_> {
     }
 
     fn stack(&self, id: u32) -> Rc<[FrameLine]> {
+        // What Python says of its stack has neither native frames nor tasks.
+        let is_told = |frame: &Frame| matches!(frame.kind, frame_kind::PYTHON | frame_kind::UNKNOWN);
         let frame = |node: Stack| {
             let frame: Frame = self.definitions.get(node.frame).unwrap_or_default();
             let name = self.definitions.string(frame.name).to_owned();
-            (name, self.definitions.string(frame.file).to_owned(), node.line)
+            is_told(&frame).then(|| (name, self.definitions.string(frame.file).to_owned(), node.line))
         };
-        let look_up = || self.definitions.stack_nodes(id).map(|(_, node)| frame(node)).collect();
+        let look_up = || self.definitions.stack_nodes(id).filter_map(|(_, node)| frame(node)).collect();
         let id = if self.with_stacks { id } else { 0 };
         self.stacks.borrow_mut().entry(id).or_insert_with(look_up).clone()
     }
@@ -353,6 +368,84 @@ fn knowable(expected: &Timed, found: &Timed) -> Timed {
         }
     }
     expected
+}
+
+/// How the stacks of one kernel's launches compare.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Tally {
+    /// That the driver was asked for.
+    pub(crate) launches: u64,
+    /// Of them, those that are on the tape with the driver's stack, frame for frame.
+    pub(crate) equal: u64,
+    /// With another.
+    pub(crate) differing: u64,
+    /// With none, where the driver has one.
+    pub(crate) without: u64,
+    /// Not on the tape at all.
+    pub(crate) missing: u64,
+    /// The first that isn't equal.
+    pub(crate) example: String,
+}
+
+impl Tally {
+    pub(crate) fn add(&mut self, other: &Tally) {
+        self.launches += other.launches;
+        self.equal += other.equal;
+        self.differing += other.differing;
+        self.without += other.without;
+        self.missing += other.missing;
+        if self.example.is_empty() {
+            self.example.clone_from(&other.example);
+        }
+    }
+}
+
+/// The stacks of launches, by kernel.
+pub(crate) fn tally(truth: &Threads, tape: &Threads) -> BTreeMap<String, Tally> {
+    let mut kernels: BTreeMap<String, Tally> = BTreeMap::new();
+    let launches = |calls: &'_ [Timed]| -> Vec<Call> {
+        calls.iter().filter(|call| !call.call.kernel.is_empty()).map(|call| call.call.clone()).collect()
+    };
+    for (thread, expected) in truth {
+        let found = launches(tape.get(thread).map_or(&[], Vec::as_slice));
+        for (index, expected) in launches(expected).into_iter().enumerate() {
+            let tally = kernels.entry(expected.kernel.to_string()).or_default();
+            tally.launches += 1;
+            let found = found.get(index);
+            let outcome = match found {
+                None => &mut tally.missing,
+                Some(found) if found.kernel == expected.kernel && found.stack == expected.stack => {
+                    tally.equal += 1;
+                    continue;
+                }
+                Some(found) if found.stack.is_empty() => &mut tally.without,
+                Some(_) => &mut tally.differing,
+            };
+            *outcome += 1;
+            if tally.example.is_empty() {
+                tally.example = first_difference(&expected, found);
+            }
+        }
+    }
+    kernels
+}
+
+/// Where two launches' stacks part, in few words: they may have hundreds of frames.
+fn first_difference(expected: &Call, found: Option<&Call>) -> String {
+    let Some(found) = found else { return format!("{} is not on the tape", expected.kernel) };
+    let at = expected.stack.iter().zip(&*found.stack).take_while(|(expected, found)| expected == found).count();
+    let cut = |stack: &[FrameLine]| {
+        let near = stack.iter().skip(at.saturating_sub(1)).take(3);
+        near.map(|(name, file, line)| format!("{name:.60} ({file:.60}:{line})")).collect::<Vec<_>>().join(" < ")
+    };
+    format!(
+        "of {} frames ({} of kernel {} on the tape) number {at} differs:\n  truth {}\n  tape  {}",
+        expected.stack.len(),
+        found.stack.len(),
+        found.kernel,
+        cut(&expected.stack),
+        cut(&found.stack)
+    )
 }
 
 /// What differs: nothing, if the tape is exact.

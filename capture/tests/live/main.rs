@@ -5,6 +5,7 @@
 
 mod exact;
 mod processes;
+mod stacks;
 
 use exact::Compared;
 use processes::{Scene, Target, pythons};

@@ -4,6 +4,7 @@ use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::os::unix::fs::FileExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStderr, ChildStdin, ChildStdout, Command, Stdio};
+use std::sync::OnceLock;
 
 use ktape_simcuda_truth::Truth;
 
@@ -206,6 +207,16 @@ impl Scene {
         (truth.process(), exact::truth(&truth, compared).values().map(Vec::len).sum())
     }
 
+    /// The driver's records of all processes that called it.
+    pub(crate) fn truths(&self) -> Vec<Truth> {
+        let files = std::fs::read_dir(self.folder.path()).expect("a folder").flatten().map(|file| file.path());
+        let is_truth = |path: &PathBuf| {
+            let name = path.file_name().and_then(|name| name.to_str()).unwrap_or("");
+            name.starts_with("truth") && !name.ends_with(".names")
+        };
+        files.filter(is_truth).map(|path| Truth::open(&path).expect("the driver's record")).collect()
+    }
+
     /// NVIDIA's own driver, where `fixtures/libcuda/setup.sh` could fetch it, in place of the stand-in.
     pub(crate) fn with_real_driver(mut self) -> Option<Scene> {
         let real = Path::new(env!("CARGO_MANIFEST_DIR")).join("../target/libcuda/driver/libcuda.so.1");
@@ -403,6 +414,22 @@ pub(crate) fn pythons() -> Vec<String> {
         skip("no CPython 3.11 or 3.12");
     }
     found
+}
+
+/// Every interpreter of a version that stacks are recorded of, with the version; those that are not here are said once.
+pub(crate) fn every_python() -> &'static [(&'static str, String)] {
+    static FOUND: OnceLock<Vec<(&str, String)>> = OnceLock::new();
+    FOUND.get_or_init(|| {
+        let versions = ["3.8", "3.9", "3.10", "3.11", "3.12", "3.13"];
+        let find = |version: &'static str| {
+            let found = python(version);
+            if found.is_none() {
+                skip(&format!("no CPython {version}"));
+            }
+            found.map(|python| (version, python))
+        };
+        versions.into_iter().filter_map(find).collect()
+    })
 }
 
 /// The interpreter that has NVIDIA's own clients of the driver, of a version: `fixtures/simcuda/setup.sh` installs them.
