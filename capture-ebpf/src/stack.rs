@@ -15,9 +15,13 @@ use aya_ebpf::helpers::bpf_probe_read_kernel;
 use aya_ebpf::helpers::generated::{bpf_get_current_task, bpf_get_stack, bpf_loop, bpf_probe_read_user};
 use aya_ebpf::programs::ProbeContext;
 use ktape_ebpf::python::{
-    self, CodeBody, MAX_FRAMES, MAX_SEARCH, MAX_STEPS, Memory, RawFrame, Step, TASK_NAME_BYTES, raw_kind,
+    self, CodeBody, FILE_BYTES, LINE_TABLE_BYTES, MAX_FRAMES, MAX_SEARCH, MAX_STEPS, Memory, NAME_BYTES, Part,
+    RawFrame, Step, TASK_NAME_BYTES, raw_kind,
 };
-use ktape_ebpf::wire::{CodeRecord, Counters, MAX_NATIVE_FRAMES, NativeBody, StackBody, Target, Walked, kind};
+use ktape_ebpf::wire::{
+    CodeRecord, Counters, MAX_NATIVE_FRAMES, MOST_PIECES, NativeBody, PIECE_BYTES, StackBody, Target, TextPiece,
+    Walked, kind, text,
+};
 
 use crate::maps::{
     EPOCH_ENTRIES, EPOCHS, EVENTS, INTERPRETERS, KNOWN, KNOWN_ENTRIES, SENT, SENT_COUNT, SENT_ENTRIES, SPACES,
@@ -359,23 +363,70 @@ extern "C" fn send_code(index: u32, context: *mut c_void) -> i64 {
     if was_sent(&key) {
         return 0;
     }
-    let sent = with_room(|record: *mut CodeRecord| {
-        // SAFETY: the record is reserved and as large as its type.
-        unsafe {
-            (&raw mut (*record).kind).write(kind::CODE);
-            (&raw mut (*record).reserved).write(0);
-            (&raw mut (*record).pid_tid).write(space.pid_tid);
-            let body: &mut CodeBody = &mut (*record).body;
-            python::copy_code(&User, &space.interpreter.layout, code, body);
-        }
-        true
-    });
+    let sent = send_long_texts(space, code)
+        && with_room(|record: *mut CodeRecord| {
+            // SAFETY: the record is reserved and as large as its type.
+            unsafe {
+                (&raw mut (*record).kind).write(kind::CODE);
+                (&raw mut (*record).reserved).write(0);
+                (&raw mut (*record).pid_tid).write(space.pid_tid);
+                let body: &mut CodeBody = &mut (*record).body;
+                python::copy_code(&User, &space.interpreter.layout, code, body);
+            }
+            true
+        });
     if sent {
         remember(&key);
     } else {
         space.bodies_lost = 1;
     }
     0
+}
+
+/// Sends what is too long for a code object's record.
+#[inline(never)]
+fn send_long_texts(space: &mut Space, code: u64) -> bool {
+    let layout = &space.interpreter.layout;
+    send_long(space.pid_tid, code, text::FILE, Part::file(&User, layout, code), FILE_BYTES)
+        && send_long(space.pid_tid, code, text::NAME, Part::name(&User, layout, code), NAME_BYTES)
+        && send_long(space.pid_tid, code, text::LINE_TABLE, Part::line_table(&User, layout, code), LINE_TABLE_BYTES)
+}
+
+/// Sends a text in pieces, if it is longer than what there is room for elsewhere. False if the ring buffer is full.
+#[inline(always)]
+fn send_long(pid_tid: u64, code: u64, text: u32, part: Option<Part>, room: usize) -> bool {
+    let Some(Part { address, length: whole, .. }) = part else { return true };
+    if whole <= room as u64 || whole > (MOST_PIECES * PIECE_BYTES) as u64 {
+        return true;
+    }
+    let mut piece = 0;
+    while piece < MOST_PIECES as u64 {
+        let offset = piece * PIECE_BYTES as u64;
+        if offset >= whole {
+            break;
+        }
+        let left = whole - offset;
+        let length = if left > PIECE_BYTES as u64 { PIECE_BYTES as u64 } else { left };
+        let sent = with_room(|record: *mut TextPiece| {
+            // SAFETY: the record is reserved and as large as its type; the helper checks the source.
+            unsafe {
+                (&raw mut (*record).kind).write(kind::TEXT_PIECE);
+                (&raw mut (*record).text).write(text);
+                (&raw mut (*record).pid_tid).write(pid_tid);
+                (&raw mut (*record).code).write(code);
+                (&raw mut (*record).offset).write(offset);
+                let bytes = (&raw mut (*record).bytes).cast();
+                let is_read = bpf_probe_read_user(bytes, length as u32, (address + offset) as *const c_void) == 0;
+                (&raw mut (*record).length).write(if is_read { length } else { 0 });
+            }
+            false
+        });
+        if !sent {
+            return false;
+        }
+        piece += 1;
+    }
+    true
 }
 
 /// Whether user space knows this already.

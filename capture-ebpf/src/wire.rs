@@ -47,6 +47,8 @@ pub mod kind {
     pub const NATIVE_BODY: u32 = 9;
     /// [`super::TaskBody`]
     pub const TASK_BODY: u32 = 10;
+    /// [`super::TextPiece`]
+    pub const TEXT_PIECE: u32 = 11;
 }
 
 /// What is to be kept of a function's calls. All zero for a function that has no probe.
@@ -202,6 +204,43 @@ pub struct CodeRecord {
     pub pid_tid: u64,
     /// What it says.
     pub body: CodeBody,
+}
+
+/// A piece of what is too long for a code object's record, which comes after the last piece.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct TextPiece {
+    /// `kind::TEXT_PIECE`
+    pub kind: u32,
+    /// What it is of: see [`text`].
+    pub text: u32,
+    /// The process in the upper half, the thread in the lower.
+    pub pid_tid: u64,
+    /// The address of the code object.
+    pub code: u64,
+    /// Where in the whole it begins, in bytes.
+    pub offset: u64,
+    /// How many of `bytes` are the text's: 0 where it could not be read.
+    pub length: u64,
+    /// The piece.
+    pub bytes: [u8; PIECE_BYTES],
+}
+
+/// Bytes of a [`TextPiece`].
+pub const PIECE_BYTES: usize = 4096;
+/// Pieces of a text, at most. One that is longer, user space reads from the process.
+pub const MOST_PIECES: usize = 16;
+
+/// What of a code object a text is.
+pub mod text {
+    /// `co_filename`.
+    pub const FILE: u32 = 0;
+    /// `co_qualname`, or `co_name`.
+    pub const NAME: u32 = 1;
+    /// `co_linetable`, or `co_lnotab`.
+    pub const LINE_TABLE: u32 = 2;
+    /// How many there are.
+    pub const KINDS: usize = 3;
 }
 
 /// A process or thread came, changed or went.

@@ -17,7 +17,7 @@ use std::mem::offset_of;
 use ktape_ebpf::python::Layout;
 use ktape_ebpf::wire::{
     Call, CodeRecord, Lifecycle, MemoryCall, NAME_BYTES, NativeBody, Plain as _, Return, StackBody, StackCall,
-    TaskBody, kind, life,
+    TaskBody, TextPiece, kind, life,
 };
 use ktape_format::Sink;
 use ktape_format::definition::{self, Function, api_domain, property};
@@ -30,7 +30,7 @@ use crate::probes::functions::Probed;
 use calls::{Arguments, Open};
 use kernels::Kernels;
 use objects::Objects;
-use stacks::Stacks;
+use stacks::{Large as _, Stacks};
 use thread::{Pending, Thread};
 
 /// Who a process is, for its definition.
@@ -272,16 +272,23 @@ impl Outside {
                 }
             }
             kind::CODE => {
-                if let Some(code) = stacks::code_record(record)
+                if let Some(code) = CodeRecord::of(record)
                     && let Some(process) = self.processes.get_mut(&upper(code.pid_tid))
                 {
                     let pid = process.pid;
-                    let string_type = process.stacks.add_code(&code.body);
+                    let string_type = process.stacks.add_code(lower(code.pid_tid), &code.body);
                     return Ok(string_type.map(|string_type| Notice::TaskRunner {
                         pid,
                         code: code.body.code,
                         string_type,
                     }));
+                }
+            }
+            kind::TEXT_PIECE => {
+                if let Some(piece) = TextPiece::of(record)
+                    && let Some(process) = self.processes.get_mut(&upper(piece.pid_tid))
+                {
+                    process.stacks.add_piece(piece);
                 }
             }
             kind::TASK_BODY => {
@@ -448,6 +455,7 @@ fn pid_of(kind: u32, record: &[u8]) -> Option<u32> {
         kind::NATIVE_BODY => offset_of!(NativeBody, pid_tid),
         kind::CODE => offset_of!(CodeRecord, pid_tid),
         kind::TASK_BODY => offset_of!(TaskBody, pid_tid),
+        kind::TEXT_PIECE => offset_of!(TextPiece, pid_tid),
         kind::RETURN => offset_of!(Return, pid_tid),
         _ => offset_of!(Call, pid_tid),
     };

@@ -4,13 +4,13 @@
 //! while their code objects are what they were.
 
 use ktape_ebpf::python::{CodeBody, End, Layout, Memory as _, RawFrame, raw_kind};
-use ktape_ebpf::wire::{CodeRecord, NativeBody, Plain as _, StackBody, TaskBody};
+use ktape_ebpf::wire::{CodeRecord, NativeBody, Plain as _, StackBody, TaskBody, TextPiece, text};
 use ktape_format::Sink;
 use ktape_format::definition::{Frame, Stack, frame_kind};
 use rustc_hash::FxHashMap;
 
 use super::native::Natives;
-use crate::python::code::{Code, task_name};
+use crate::python::code::{Code, LongTexts, task_name};
 use crate::python::frames::{Codes, Named};
 use crate::python::memory::ProcessMemory;
 
@@ -23,6 +23,8 @@ pub(super) struct Stacks {
     epoch: u64,
     swept_epoch: u64,
     codes: Codes,
+    /// Texts that are on their way in pieces: of which code object, by the thread that sends them and what they are.
+    pieces: FxHashMap<(u32, u32), (u64, Vec<u8>)>,
     /// Names of tasks, by their hash.
     tasks: FxHashMap<u64, String>,
     natives: Natives,
@@ -42,12 +44,24 @@ const OBJECT_TYPE: u64 = 8;
 /// Between the frames of a thread that waits and those of one without Python that it waits for.
 const AWAITED: &str = "[awaited thread without Python]";
 
-/// Reads a code object's record; it is too long to be copied about.
-pub(super) fn code_record(record: &[u8]) -> Option<&CodeRecord> {
-    let is_whole = record.len() >= size_of::<CodeRecord>() && record.as_ptr().cast::<CodeRecord>().is_aligned();
-    // SAFETY: long enough and aligned, and any bytes are a value: it is made of integers.
-    is_whole.then(|| unsafe { &*record.as_ptr().cast() })
+/// A record that is too long to be copied about, and consists of integers.
+///
+/// # Safety
+///
+/// Any bytes are a value.
+pub(super) unsafe trait Large: Sized {
+    /// The record, where it lies.
+    fn of(record: &[u8]) -> Option<&Self> {
+        let is_whole = record.len() >= size_of::<Self>() && record.as_ptr().cast::<Self>().is_aligned();
+        // SAFETY: long enough and aligned, and any bytes are a value.
+        is_whole.then(|| unsafe { &*record.as_ptr().cast() })
+    }
 }
+
+// SAFETY: integers.
+unsafe impl Large for CodeRecord {}
+// SAFETY: integers.
+unsafe impl Large for TextPiece {}
 
 impl Stacks {
     pub(super) fn new(pid: u32) -> Stacks {
@@ -58,6 +72,7 @@ impl Stacks {
             epoch: 0,
             swept_epoch: 0,
             codes: Codes::default(),
+            pieces: FxHashMap::default(),
             tasks: FxHashMap::default(),
             natives: Natives::new(pid),
             native: None,
@@ -88,12 +103,34 @@ impl Stacks {
         }
     }
 
+    /// Takes a piece of a text of the code object that comes next.
+    pub(super) fn add_piece(&mut self, piece: &TextPiece) {
+        let (code, text) = self.pieces.entry((piece.pid_tid as u32, piece.text)).or_default();
+        if piece.offset == 0 {
+            *code = piece.code;
+            text.clear();
+        }
+        // One without the piece before it leaves the text short, which its length tells.
+        if *code == piece.code && piece.offset == text.len() as u64 {
+            text.extend(piece.bytes.iter().take(piece.length as usize));
+        }
+    }
+
+    /// The texts of this code object that this thread has sent in pieces.
+    fn take_texts(&mut self, tid: u32, code: u64) -> LongTexts {
+        [text::FILE, text::NAME, text::LINE_TABLE].map(|text| {
+            let (of, text) = self.pieces.remove(&(tid, text))?;
+            (of == code).then_some(text)
+        })
+    }
+
     /// Takes a code object. What did not fit into the record is read from the process, if that is still there. If it is the
     /// one that runs asyncio's tasks, returns the type of strings.
-    pub(super) fn add_code(&mut self, body: &CodeBody) -> Option<u64> {
+    pub(super) fn add_code(&mut self, tid: u32, body: &CodeBody) -> Option<u64> {
+        let long = if self.pieces.is_empty() { LongTexts::default() } else { self.take_texts(tid, body.code) };
         let layout = self.layout.as_ref()?;
         let memory = ProcessMemory::open(self.pid).ok();
-        let code = Code::new(body, layout, memory.as_ref());
+        let code = Code::new(body, &long, layout, memory.as_ref());
         let runs_tasks = matches!(&*code.name, "Handle._run" | "_run") && code.file.ends_with("asyncio/events.py");
         self.codes.insert(body.code, code);
         let memory = memory.filter(|_| runs_tasks)?;
