@@ -2,6 +2,10 @@
 //! called. Reading is all that is ever done to the process.
 
 pub mod code;
+mod elf;
+mod files;
 pub mod find;
 pub mod frames;
 pub mod memory;
+mod offsets;
+mod slot;
