@@ -67,7 +67,7 @@ struct Cases {
 }
 
 /// Runs `workload.py` under this relative name: given the path, Python would make it absolute, and images would name this machine.
-const RUN: &str = "exec(compile(open('workload.py').read(), 'workload.py', 'exec'))";
+pub(super) const RUN: &str = "exec(compile(open('workload.py').read(), 'workload.py', 'exec'))";
 
 /// `workload.py` with its threads stopped. Killed when dropped.
 pub(super) struct Workload {
@@ -79,9 +79,14 @@ pub(super) struct Workload {
 impl Workload {
     /// Starts it and waits until every thread but the first has told where it stops. It stops right after.
     pub(super) fn start(python: &Path, arguments: &[&str]) -> Self {
-        let mut child = Command::new(python)
-            .args(["-c", RUN])
-            .args(arguments)
+        let mut command = Command::new(python);
+        command.args(["-c", RUN]).args(arguments);
+        Self::of(command)
+    }
+
+    /// Starts it by this command, to which [`RUN`] is given already.
+    pub(super) fn of(mut command: Command) -> Self {
+        let mut child = command
             .current_dir(DIRECTORY)
             .env("PYTHONDONTWRITEBYTECODE", "1")
             .stdin(Stdio::piped())
