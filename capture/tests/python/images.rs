@@ -175,7 +175,8 @@ fn every_stack_of_an_image_is_what_python_said() {
         let mut proven =
             Interpreter { tss_key: if interpreter.tss_key == KEY_TLS { KEY_TLS } else { KEY_UNREAD }, ..interpreter };
         prove_in(&image, &mut proven).unwrap();
-        assert_eq!(proven, interpreter, "{version}");
+        // Which interpreter is the main one matters to several; it is not kept.
+        assert_eq!(Interpreter { main: 0, ..proven }, interpreter, "{version}");
         let threads = threads(&image, &interpreter);
         for Stopped { case, pthread, stack: told } in &stopped {
             assert!(threads.iter().any(|thread| thread.pthread == *pthread), "{case} of {version}");
