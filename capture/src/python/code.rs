@@ -8,8 +8,12 @@ use std::sync::Arc;
 
 use ktape_ebpf::python::{CodeBody, Copied, Layout, Memory, Part, RawFrame};
 
-/// Bytes of a string or a table that user space reads, at most: what is beyond isn't Python's.
-const PART_BYTES: u64 = 16 << 20;
+/// Bytes of a name that user space reads, at most: a qualified name of hundreds of nested classes.
+const NAME_BYTES: u64 = 64 << 10;
+/// Of a path: `PATH_MAX`, in four bytes a character, and as much again for what is made up.
+const FILE_BYTES: u64 = 64 << 10;
+/// Of a table of lines, which has a few bytes for an instruction: of half a million of them or so.
+const TABLE_BYTES: u64 = 1 << 20;
 
 /// A code object as it is told to people.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -29,15 +33,15 @@ pub struct Code {
 impl Code {
     /// Makes it of what was copied. Parts that are missing or cut are read from the process, where there still is one.
     pub fn new<M: Memory>(body: &CodeBody, layout: &Layout, process: Option<&M>) -> Self {
-        let again = |part: fn(&M, &Layout, u64) -> Option<Part>| {
+        let again = |part: fn(&M, &Layout, u64) -> Option<Part>, most: u64| {
             let memory = process?;
-            read(memory, part(memory, layout, body.code)?)
+            read(memory, part(memory, layout, body.code)?, most)
         };
-        let name = text(&body.name, again(Part::name).filter(|_| body.name.whole().is_none()));
-        let file = text(&body.file, again(Part::file).filter(|_| body.file.whole().is_none()));
+        let name = text(&body.name, || again(Part::name, NAME_BYTES));
+        let file = text(&body.file, || again(Part::file, FILE_BYTES));
         let table = match body.line_table.whole() {
             Some(table) => Some(table.to_vec()),
-            None => again(Part::line_table).map(|(table, _)| table),
+            None => again(Part::line_table, TABLE_BYTES).map(|(table, _)| table),
         };
         let incomplete = name.is_err() || file.is_err() || table.is_none();
         Self {
@@ -62,28 +66,24 @@ impl Code {
     }
 }
 
-fn read<M: Memory>(memory: &M, part: Part) -> Option<(Vec<u8>, u32)> {
-    if part.length > PART_BYTES {
+/// A part, or `None` if it is longer than any: its length is from damaged memory then.
+fn read<M: Memory>(memory: &M, part: Part, most: u64) -> Option<(Vec<u8>, u32)> {
+    if part.length > most {
         return None;
     }
-    // A length from damaged memory: it is taken for true only as far as there is memory.
-    let mut bytes = Vec::new();
-    while (bytes.len() as u64) < part.length {
-        let begin = bytes.len();
-        bytes.resize(part.length.min(begin as u64 + 65_536) as usize, 0);
-        if !memory.read(part.address.wrapping_add(begin as u64), &mut bytes[begin..]) {
-            return None;
-        }
-    }
-    Some((bytes, part.width))
+    let mut bytes = vec![0; part.length as usize];
+    memory.read(part.address, &mut bytes).then_some((bytes, part.width))
 }
 
 /// The whole text, or what is known of it, as an error.
-fn text<const CAPACITY: usize>(copied: &Copied<CAPACITY>, again: Option<(Vec<u8>, u32)>) -> Result<String, String> {
+fn text<const CAPACITY: usize>(
+    copied: &Copied<CAPACITY>,
+    again: impl FnOnce() -> Option<(Vec<u8>, u32)>,
+) -> Result<String, String> {
     if let Some(whole) = copied.whole() {
         return Ok(decode(whole, copied.width));
     }
-    if let Some((bytes, width)) = again {
+    if let Some((bytes, width)) = again() {
         return Ok(decode(&bytes, width));
     }
     if copied.width == 0 {
