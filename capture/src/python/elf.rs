@@ -223,11 +223,14 @@ fn versions_after(data: &[u8], before: &[u8], is_whole: bool) -> Vec<u16> {
         // Of two digits at most, so that it is a number in a byte.
         let minor: u8 = std::str::from_utf8(&text[..digits]).ok()?.parse().ok().filter(|_| digits < 3)?;
         let is_release = matches!(text[digits..], [b'.', digit, ..] if digit.is_ascii_digit());
-        (!is_whole || is_release).then_some(0x0300 | u16::from(minor))
+        let is_python = !is_whole || is_release && PLAUSIBLE.contains(&minor);
+        is_python.then_some(0x0300 | u16::from(minor))
     };
     at.filter_map(version).collect()
 }
 
+/// What `3.N.M` alone may be a CPython's: other libraries are at a third version too, libmpdec at 3.2, SQLite at 3.40.
+const PLAUSIBLE: std::ops::Range<u8> = 7..30;
 /// Bytes of constants that are looked through.
 const MAX_RODATA: u64 = 256 << 20;
 
@@ -245,7 +248,7 @@ mod tests {
             versions_after(b"lib/python3.9\0python3.10 python3.x python3.", b"python3.", false),
             [0x0309, 0x030a]
         );
-        assert_eq!(versions_after(b"\x003.11.2\0a 3.12.1\x003.13\x003.1415", b"\x003.", true), [0x030b]);
+        assert_eq!(versions_after(b"\x003.11.2\0a 3.12.1\x003.13\x003.1415\x003.40.1\x003.2.0", b"\x003.", true), [0x030b]);
     }
 
     /// This process's memory, of which some words are something else.
