@@ -248,7 +248,10 @@ mod tests {
             versions_after(b"lib/python3.9\0python3.10 python3.x python3.", b"python3.", false),
             [0x0309, 0x030a]
         );
-        assert_eq!(versions_after(b"\x003.11.2\0a 3.12.1\x003.13\x003.1415\x003.40.1\x003.2.0", b"\x003.", true), [0x030b]);
+        assert_eq!(
+            versions_after(b"\x003.11.2\0a 3.12.1\x003.13\x003.1415\x003.40.1\x003.2.0", b"\x003.", true),
+            [0x030b]
+        );
     }
 
     /// This process's memory, of which some words are something else.
