@@ -4,7 +4,7 @@ CARGO ?= cargo
 ANALYZE = target/release/analyze
 CAPTURE = target/release/capture
 
-.PHONY: demo test fuzz fuzz-tape fuzz-import setup bpf peers capture-bench
+.PHONY: demo test fuzz fuzz-tape fuzz-import fuzz-python setup bpf peers capture-bench
 
 demo: bpf ## the main job: an inference service is recorded live and shown, and sampling held against the truth; all in out/
 	$(CARGO) build --release --bin analyze --bin make-fixture --bin capture
@@ -37,7 +37,7 @@ test: setup ## everything that CI runs
 
 FUZZ_SECONDS ?= 20
 
-fuzz: fuzz-tape fuzz-import ## a stranger's bytes to everything that reads, so many seconds for each; needs a C++ compiler
+fuzz: fuzz-tape fuzz-import fuzz-python ## a stranger's bytes to everything that reads, so many seconds for each; needs a C++ compiler
 
 fuzz-tape:
 	fixtures/fuzz.sh format block $(FUZZ_SECONDS)
@@ -48,12 +48,16 @@ fuzz-import:
 	python3 fixtures/nsys/seeds.py target/fuzz/seeds/nsys
 	fixtures/fuzz.sh analyze nsys $(FUZZ_SECONDS) target/fuzz/seeds/nsys -max_len=65536
 
+fuzz-python:
+	fixtures/fuzz.sh capture python $(FUZZ_SECONDS)
+
 setup: bpf ## for the tests: upstream's trace_processor and UI, and a browser; zstd for the second reader of tapes; CUDA and its clients
 	fixtures/perfetto/setup.sh
 	fixtures/tapes/setup.sh
 	fixtures/simcuda/setup.sh
 	fixtures/simcuda/build.sh
 	fixtures/libcuda/setup.sh || true # not to be had everywhere; then tests say SKIPPED
+	fixtures/pythons/setup.sh || true # likewise
 
 bpf: ## what eBPF programs are compiled with, if it is not here
 	capture/setup.sh

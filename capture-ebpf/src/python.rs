@@ -559,6 +559,46 @@ mod tests {
     }
 
     #[test]
+    fn a_thread_local_state_is_behind_the_thread_pointer_or_in_a_module_s_storage() {
+        let thread = 0x1000;
+        let memory = Made::of(&[
+            (thread - 40, 0xaaa0),
+            (thread + 8, 0x8000),
+            // Room for three modules; of the second there is storage, of the third none yet.
+            (0x8000 - 16, 3),
+            (0x8000 + 2 * 16, 0x9000),
+            (0x8000 + 3 * 16, u64::MAX),
+            (0x9000 + 0x28, 0xbbb0),
+        ]);
+        let of = |tls_module, tls_offset| {
+            let interpreter = Interpreter { tls_module, tls_offset, ..interpreter(KEY_TLS) };
+            thread_state(&memory, &interpreter, thread)
+        };
+        assert_eq!(of(0, -40), Some(0xaaa0));
+        assert_eq!(of(2, 0x28), Some(0xbbb0));
+        assert_eq!((of(3, 0x28), of(4, 0x28)), (Some(0), Some(0)));
+        assert_eq!(of(0, i32::MAX), None);
+        assert_eq!(thread_state(&memory, &interpreter(KEY_BY_LIST), thread), None);
+    }
+
+    #[test]
+    fn a_free_threaded_frame_is_in_its_own_copy_of_the_instructions() {
+        let layout = Layout::of(0x030e, true).unwrap();
+        let (code, copies) = (0x9000, 0xa000);
+        let frame = |index: u64| [(0x100, code | 1), (0x100 + 56, 0xc010), (0x100 + 72, 1 << 48 | index)];
+        let memory = |index| {
+            let words = [(code + 224, copies), (copies, 2), (copies + 8, 0xb000), (copies + 16, 0xc000)];
+            Made::of(&[&frame(index)[..], &words].concat())
+        };
+        let first = |index| step(&memory(index), &layout, &mut Cursor::at(0x100));
+        let expected = |instruction| Step::Frame(RawFrame { code, instruction, generator: 1 });
+        assert_eq!(first(1), expected(0x10));
+        assert_eq!(first(0), expected(0x1010));
+        // Of a copy that there is not.
+        assert_eq!(first(2), Step::End(End::Unreadable));
+    }
+
+    #[test]
     fn what_does_not_fit_says_how_long_it_is() {
         let (code, file, name) = (0x1000, 0x2000, 0x8000);
         let ascii = 1 << 2 | 1 << 5 | 1 << 6;

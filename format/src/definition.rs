@@ -26,7 +26,7 @@ pub mod property {
     pub const COMMAND: &str = "command";
     /// The container that a process is in, by its runtime's id.
     pub const CONTAINER: &str = "container";
-    /// The Python that a process runs, or why it has no Python stacks.
+    /// A process's Python, as `CPython 3.13.5 (free-threaded), /usr/bin/python3.13`, or why its stacks are not recorded.
     pub const PYTHON: &str = "python";
     /// A process's rank in a distributed job.
     pub const RANK: &str = "rank";

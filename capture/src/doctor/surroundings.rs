@@ -13,7 +13,9 @@ use crate::target::{loader, maps, process};
 
 /// The versions of CPython whose stacks are recorded.
 pub(super) fn supported() -> impl Iterator<Item = (u32, u32)> {
-    LAYOUTS.iter().map(|layout| (u32::from(layout.version >> 8), u32::from(layout.version & 0xff)))
+    // A free-threaded build has a row of its own beside the other's.
+    let rows = LAYOUTS.iter().filter(|layout| layout.free_threaded == 0);
+    rows.map(|layout| (u32::from(layout.version >> 8), u32::from(layout.version & 0xff)))
 }
 
 /// What was found.

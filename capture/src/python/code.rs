@@ -10,8 +10,12 @@ use std::sync::Arc;
 use ktape_ebpf::python::{CodeBody, Copied, Layout, Memory, Part, RawFrame, TASK_NAME_BYTES, TaskName, raw_kind};
 use ktape_ebpf::wire::text;
 
-/// Bytes of a string or a table that user space reads, at most: what is beyond isn't Python's.
-const PART_BYTES: u64 = 16 << 20;
+/// Bytes of a name that user space reads, at most: a qualified name of hundreds of nested classes.
+const NAME_BYTES: u64 = 64 << 10;
+/// Of a path: `PATH_MAX`, in four bytes a character, and as much again for what is made up.
+const FILE_BYTES: u64 = 64 << 10;
+/// Of a table of lines, which has a few bytes for an instruction: of half a million of them or so.
+const TABLE_BYTES: u64 = 1 << 20;
 
 /// A code object as it is told to people.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -35,15 +39,15 @@ impl Code {
     /// Makes it of what was copied, and of what came in pieces. What is in neither is read from the process, where there still
     /// is one.
     pub fn new<M: Memory>(body: &CodeBody, long: &LongTexts, layout: &Layout, process: Option<&M>) -> Self {
-        let parts = |of: fn(&M, &Layout, u64) -> Option<Part>| {
+        let parts = |of: fn(&M, &Layout, u64) -> Option<Part>, most: u64| {
             move || {
                 let memory = process?;
-                read(memory, of(memory, layout, body.code)?)
+                read(memory, of(memory, layout, body.code)?, most)
             }
         };
-        let name = string(&body.name, &long[text::NAME as usize], parts(Part::name));
-        let file = string(&body.file, &long[text::FILE as usize], parts(Part::file));
-        let table = whole(&body.line_table, &long[text::LINE_TABLE as usize], parts(Part::line_table));
+        let name = string(&body.name, &long[text::NAME as usize], parts(Part::name, NAME_BYTES));
+        let file = string(&body.file, &long[text::FILE as usize], parts(Part::file, FILE_BYTES));
+        let table = whole(&body.line_table, &long[text::LINE_TABLE as usize], parts(Part::line_table, TABLE_BYTES));
         let incomplete = name.is_err() || file.is_err() || table.is_none();
         let lines =
             table.map_or_else(Lines::default, |(table, _)| Lines::decode(layout.version, body.first_line, &table));
@@ -77,20 +81,13 @@ pub fn task_name(name: &TaskName) -> String {
     if length > TASK_NAME_BYTES { text + "…" } else { text }
 }
 
-fn read<M: Memory>(memory: &M, part: Part) -> Option<(Vec<u8>, u32)> {
-    if part.length > PART_BYTES {
+/// A part, or `None` if it is longer than any: its length is from damaged memory then.
+fn read<M: Memory>(memory: &M, part: Part, most: u64) -> Option<(Vec<u8>, u32)> {
+    if part.length > most {
         return None;
     }
-    // A length from damaged memory: it is taken for true only as far as there is memory.
-    let mut bytes = Vec::new();
-    while (bytes.len() as u64) < part.length {
-        let begin = bytes.len();
-        bytes.resize(part.length.min(begin as u64 + 65_536) as usize, 0);
-        if !memory.read(part.address.wrapping_add(begin as u64), &mut bytes[begin..]) {
-            return None;
-        }
-    }
-    Some((bytes, part.width))
+    let mut bytes = vec![0; part.length as usize];
+    memory.read(part.address, &mut bytes).then_some((bytes, part.width))
 }
 
 /// The bytes of a text, and how many a character has.

@@ -197,26 +197,104 @@ impl OnDisk {
     }
 }
 
-/// Every N of the texts `python3.N` in what is only to be read of the file: paths that were compiled in.
+/// The versions that constants of the file name: in paths that were compiled in, as `python3.9`, or if there are none (the
+/// paths of 3.11 and later are Python code) in `PY_VERSION`, a text of its own.
 pub(super) fn versions_named_in(file: &File) -> Vec<u16> {
     let cache = ReadCache::new(file);
     let Ok(elf) = object::File::parse(&cache) else { return Vec::new() };
-    let mut versions = Vec::new();
     let sections = elf.sections().filter(|section| section.name() == Ok(".rodata") && section.size() < MAX_RODATA);
-    for section in sections {
-        let Ok(data) = section.data() else { continue };
-        for at in data.windows(TEXT.len()).enumerate().filter(|(_, window)| *window == TEXT).map(|(at, _)| at) {
-            let digits = data[at + TEXT.len()..].iter().take(3).take_while(|byte| byte.is_ascii_digit());
-            let minor = digits.fold(0, |minor, digit| minor * 10 + u16::from(digit - b'0'));
-            // Of one digit at least: "python3." alone is no version.
-            if minor > 0 && minor < 100 && !versions.contains(&(0x0300 | minor)) {
-                versions.push(0x0300 | minor);
-            }
-        }
-    }
-    versions
+    let constants: Vec<&[u8]> = sections.filter_map(|section| section.data().ok()).collect();
+    let named = |before: &[u8], is_whole: bool| {
+        let mut versions = constants.iter().flat_map(|data| versions_after(data, before, is_whole)).collect::<Vec<_>>();
+        versions.sort_unstable();
+        versions.dedup();
+        versions
+    };
+    let in_paths = named(b"python3.", false);
+    if in_paths.is_empty() { named(b"\x003.", true) } else { in_paths }
 }
 
-const TEXT: &[u8] = b"python3.";
+/// The version 3.N of every N that follows this text; those before a point and a number only, if it is to be whole.
+fn versions_after(data: &[u8], before: &[u8], is_whole: bool) -> Vec<u16> {
+    let at = data.windows(before.len()).enumerate().filter(|(_, window)| *window == before).map(|(at, _)| at);
+    let version = |at: usize| {
+        let text = &data[at + before.len()..];
+        let digits = text.iter().take(3).take_while(|byte| byte.is_ascii_digit()).count();
+        // Of two digits at most, so that it is a number in a byte.
+        let minor: u8 = std::str::from_utf8(&text[..digits]).ok()?.parse().ok().filter(|_| digits < 3)?;
+        let is_release = matches!(text[digits..], [b'.', digit, ..] if digit.is_ascii_digit());
+        let is_python = !is_whole || is_release && PLAUSIBLE.contains(&minor);
+        is_python.then_some(0x0300 | u16::from(minor))
+    };
+    at.filter_map(version).collect()
+}
+
+/// What `3.N.M` alone may be a CPython's: other libraries are at a third version too, libmpdec at 3.2, SQLite at 3.40.
+const PLAUSIBLE: std::ops::Range<u8> = 7..30;
 /// Bytes of constants that are looked through.
 const MAX_RODATA: u64 = 256 << 20;
+
+#[cfg(test)]
+mod tests {
+    use std::cell::Cell;
+
+    use super::*;
+    use crate::python::files::Candidates;
+    use crate::python::memory::ProcessMemory;
+
+    #[test]
+    fn versions_are_read_from_paths_or_stand_alone() {
+        assert_eq!(
+            versions_after(b"lib/python3.9\0python3.10 python3.x python3.", b"python3.", false),
+            [0x0309, 0x030a]
+        );
+        assert_eq!(
+            versions_after(b"\x003.11.2\0a 3.12.1\x003.13\x003.1415\x003.40.1\x003.2.0", b"\x003.", true),
+            [0x030b]
+        );
+    }
+
+    /// This process's memory, of which some words are something else.
+    struct Damaged {
+        memory: ProcessMemory,
+        seed: u64,
+        reads: Cell<usize>,
+    }
+
+    impl Memory for Damaged {
+        fn read(&self, address: u64, into: &mut [u8]) -> bool {
+            self.reads.set(self.reads.get() + 1);
+            let is_there = self.memory.read(address, into);
+            for (at, byte) in into.iter_mut().enumerate().filter(|_| self.seed != 0) {
+                let place = (address.wrapping_add(at as u64) / 4)
+                    .wrapping_mul(self.seed | 1)
+                    .wrapping_mul(0x9e37_79b9_7f4a_7c15);
+                if place >> 56 < self.seed % 16 {
+                    *byte = (place >> 40) as u8;
+                }
+            }
+            is_there
+        }
+    }
+
+    #[test]
+    fn a_symbol_is_found_in_a_few_reads_and_in_damaged_memory_none_takes_many() {
+        let pid = std::process::id();
+        let files = Candidates::of(pid).unwrap().files;
+        let begin = files.iter().find(|file| file.name().starts_with("libc.so")).unwrap().begin;
+        let look = |seed| {
+            let memory = Damaged { memory: ProcessMemory::open(pid).unwrap(), seed, reads: Cell::new(0) };
+            let module = Module::at(&memory, begin);
+            let found =
+                module.and_then(|module| Some((module.symbol("gnu_get_libc_version")?, module.symbol("_PyRuntime"))));
+            (found, memory.reads.get())
+        };
+        let (found, reads) = look(0);
+        assert_eq!(found, Some((libc::gnu_get_libc_version as *const () as u64, None)));
+        assert!(reads < 20, "{reads}");
+        for seed in 1..3000 {
+            let (_, reads) = look(seed);
+            assert!(reads <= 3 + 2 * (4 + 3 * MAX_CHAIN as usize));
+        }
+    }
+}

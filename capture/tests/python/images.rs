@@ -1,113 +1,18 @@
 //! The walker over saved memory: what was read from a stopped `workload.py` once, whole and damaged at random.
 //!
 //! `cargo test -p ktape-capture --test python -- --ignored make_the_images` makes `images/` anew, of the Pythons that are
-//! there. An image is a row of ranges, each its address and length, eight bytes, and what was there; beside it is JSON, where
-//! the interpreter was and what its threads told.
+//! there.
 
-use std::cell::{Cell, RefCell};
+use std::cell::RefCell;
 use std::collections::BTreeMap;
-use std::path::PathBuf;
 
-use ktape_capture::python::code::{Code, LongTexts};
 use ktape_capture::python::find::{find, prove_in, threads};
-use ktape_capture::python::frames::walk;
 use ktape_capture::python::memory::ProcessMemory;
-use ktape_ebpf::python::{
-    CodeBody, Interpreter, KEY_TLS, KEY_UNREAD, Layout, MAX_FRAMES, MAX_STEPS, Memory, copy_code,
-};
-use serde::{Deserialize, Serialize};
+use ktape_ebpf::python::{ABSENT, Interpreter, KEY_BY_LIST, KEY_TLS, KEY_UNREAD, LAYOUTS, Memory};
 
-use super::interpreters::{DIRECTORY, Stopped, Workload, builds_of, row_of};
+use super::image::{IMAGES, Image};
+use super::interpreters::{Stopped, Workload, builds_of};
 use super::live::{assert_stopped, kept, stack};
-
-/// Which versions have images.
-const IMAGES: [&str; 5] = ["3.11", "3.12", "3.13t", "3.14", "3.15"];
-
-/// What lies beside an image.
-#[derive(Deserialize, Serialize)]
-struct Told {
-    runtime: u64,
-    tss_key: u32,
-    first_slots: u32,
-    slot_tables: u32,
-    #[serde(default)]
-    tls_module: u32,
-    #[serde(default)]
-    tls_offset: i32,
-    stopped: Vec<Stopped>,
-}
-
-/// Memory in which only some ranges exist.
-#[derive(Clone, Default)]
-struct Image {
-    ranges: BTreeMap<u64, Vec<u8>>,
-    reads: Cell<usize>,
-}
-
-impl Image {
-    fn path(version: &str, extension: &str) -> PathBuf {
-        PathBuf::from(format!("{DIRECTORY}/images/cpython-{version}.{extension}"))
-    }
-
-    fn load(version: &str) -> (Self, Interpreter, Vec<Stopped>) {
-        let bytes = std::fs::read(Self::path(version, "image")).unwrap();
-        let mut rest = bytes.as_slice();
-        let mut image = Self::default();
-        while !rest.is_empty() {
-            let (head, tail) = rest.split_at(16);
-            let [address, length] = [0, 8].map(|at| u64::from_le_bytes(head[at..at + 8].try_into().unwrap()));
-            let (range, tail) = tail.split_at(length as usize);
-            image.ranges.insert(address, range.to_vec());
-            rest = tail;
-        }
-        let told: Told = serde_json::from_slice(&std::fs::read(Self::path(version, "json")).unwrap()).unwrap();
-        let (number, is_free_threaded) = row_of(version);
-        let layout = Layout::of(number, is_free_threaded).unwrap();
-        let Told { runtime, tss_key, first_slots, slot_tables, tls_module, tls_offset, stopped } = told;
-        (
-            image,
-            Interpreter {
-                runtime,
-                tss_key,
-                first_slots,
-                slot_tables,
-                tls_module,
-                tls_offset,
-                layout,
-                ..Interpreter::default()
-            },
-            stopped,
-        )
-    }
-
-    fn save(&self, version: &str) {
-        let mut bytes = Vec::new();
-        for (address, range) in &self.ranges {
-            bytes.extend(address.to_le_bytes());
-            bytes.extend((range.len() as u64).to_le_bytes());
-            bytes.extend(range);
-        }
-        std::fs::write(Self::path(version, "image"), bytes).unwrap();
-    }
-}
-
-impl Memory for Image {
-    fn read(&self, address: u64, into: &mut [u8]) -> bool {
-        self.reads.set(self.reads.get() + 1);
-        let mut filled = 0;
-        while filled < into.len() {
-            let Some(at) = address.checked_add(filled as u64) else { return false };
-            let Some((begin, range)) = self.ranges.range(..=at).next_back() else { return false };
-            let Some(known) = range.get((at - begin) as usize..).filter(|known| !known.is_empty()) else {
-                return false;
-            };
-            let length = known.len().min(into.len() - filled);
-            into[filled..filled + length].copy_from_slice(&known[..length]);
-            filled += length;
-        }
-        true
-    }
-}
 
 /// Passes reads on to a process, and keeps what came.
 struct Recorder {
@@ -159,18 +64,14 @@ fn make_the_images() {
         for stopped in &workload.stopped {
             assert_eq!(stack(&memory, &interpreter, stopped.pthread), kept(&stopped.stack), "{}", stopped.case);
         }
-        memory.image().save(version);
-        let Interpreter { runtime, tss_key, first_slots, slot_tables, tls_module, tls_offset, .. } = interpreter;
-        let stopped = std::mem::take(&mut workload.stopped);
-        let told = Told { runtime, tss_key, first_slots, slot_tables, tls_module, tls_offset, stopped };
-        std::fs::write(Image::path(version, "json"), serde_json::to_vec(&told).unwrap()).unwrap();
+        memory.image().save(version, &interpreter, std::mem::take(&mut workload.stopped));
     }
 }
 
 #[test]
 fn every_stack_of_an_image_is_what_python_said() {
     for version in IMAGES {
-        let (image, interpreter, stopped) = Image::load(version);
+        let (image, interpreter, stopped) = Image::load::<Stopped>(version);
         assert!(stopped.len() >= 20);
         let mut proven =
             Interpreter { tss_key: if interpreter.tss_key == KEY_TLS { KEY_TLS } else { KEY_UNREAD }, ..interpreter };
@@ -195,62 +96,62 @@ impl Numbers {
         self.0 ^= self.0 << 17;
         self.0
     }
-
-    fn below(&mut self, limit: usize) -> usize {
-        (self.next() % limit as u64) as usize
-    }
-}
-
-/// Replaces words by others: bits flipped, any number, and (which leads deepest) words that are addresses elsewhere in it.
-fn damage(image: &mut Image, numbers: &mut Numbers) {
-    let addresses: Vec<u64> = image.ranges.keys().copied().collect();
-    for _ in 0..1 + numbers.below(200) {
-        let source = image.ranges[&addresses[numbers.below(addresses.len())]].clone();
-        let address = addresses[numbers.below(addresses.len())];
-        let range = image.ranges.get_mut(&address).unwrap();
-        if range.len() < 8 || source.len() < 8 {
-            continue;
-        }
-        let at = numbers.below(range.len() / 8) * 8;
-        let from = numbers.below(source.len() / 8) * 8;
-        let word = match numbers.below(4) {
-            0 => u64::from_ne_bytes(range[at..at + 8].try_into().unwrap()) ^ 1 << numbers.below(64),
-            1 => numbers.next(),
-            2 => addresses[numbers.below(addresses.len())],
-            _ => u64::from_ne_bytes(source[from..from + 8].try_into().unwrap()),
-        };
-        range[at..at + 8].copy_from_slice(&word.to_ne_bytes());
-    }
 }
 
 #[test]
 fn damaged_images_end_within_the_bounds() {
     let mut numbers = Numbers(0x9e37_79b9_7f4a_7c15);
     for version in IMAGES {
-        let (whole, interpreter, stopped) = Image::load(version);
+        let (whole, interpreter, stopped) = Image::load::<Stopped>(version);
         let mut different = 0;
-        for _ in 0..150 {
+        for _ in 0..200 {
             let mut image = whole.clone();
-            damage(&mut image, &mut numbers);
-            let listed = threads(&image, &interpreter);
-            assert!(listed.len() < 100_000);
-            let one = &stopped[numbers.below(stopped.len())];
-            let states = listed.iter().map(|thread| thread.state);
-            for state in states {
-                image.reads.set(0);
-                let walk = walk(&image, &interpreter.layout, state);
-                assert!(walk.count as usize <= MAX_FRAMES && image.reads.get() <= MAX_STEPS as usize + 2);
-                let mut body = CodeBody::default();
-                for frame in &walk.frames[..walk.count.min(8) as usize] {
-                    image.reads.set(0);
-                    copy_code(&image, &interpreter.layout, frame.code, &mut body);
-                    assert!(image.reads.get() <= 20);
-                    let code = Code::new(&body, &LongTexts::default(), &interpreter.layout, Some(&image));
-                    let _ = code.line(frame.instruction);
-                }
+            for _ in 0..1 + numbers.next() % 200 {
+                let [range, at, kind, value] = [(); 4].map(|()| numbers.next());
+                image.damage(range, at, kind, value);
             }
+            image.go_through(&interpreter);
+            let one = &stopped[(numbers.next() % stopped.len() as u64) as usize];
             different += usize::from(stack(&image, &interpreter, one.pthread) != kept(&one.stack));
         }
         assert!(different > 10, "the damage did nothing");
+    }
+}
+
+#[test]
+fn a_thread_state_that_is_not_where_glibc_keeps_it_is_to_be_looked_up_in_the_list() {
+    for version in IMAGES {
+        let (image, interpreter, _) = Image::load::<Stopped>(version);
+        // As with musl, whose thread pointer leads elsewhere.
+        let mut moved =
+            Interpreter { first_slots: 0x10_0000, slot_tables: 0x10_0000, tls_offset: 0x10_0000, ..interpreter };
+        prove_in(&image, &mut moved).unwrap();
+        assert_eq!(moved.tss_key, KEY_BY_LIST, "{version}");
+    }
+}
+
+#[test]
+fn a_key_that_is_not_where_a_version_has_it_is_found_in_the_slots() {
+    for version in IMAGES {
+        let (image, interpreter, _) = Image::load::<Stopped>(version);
+        if interpreter.tss_key == KEY_TLS {
+            continue;
+        }
+        let mut moved = interpreter;
+        moved.layout.tss_key = interpreter.layout.interpreters_head;
+        prove_in(&image, &mut moved).unwrap();
+        assert_eq!(moved.tss_key, interpreter.tss_key, "{version}");
+    }
+}
+
+#[test]
+fn a_layout_that_is_not_the_interpreter_s_is_refused() {
+    for version in IMAGES {
+        let (image, interpreter, _) = Image::load::<Stopped>(version);
+        for layout in LAYOUTS.into_iter().filter(|layout| *layout != interpreter.layout) {
+            let tss_key = if layout.tss_key == ABSENT { KEY_TLS } else { KEY_UNREAD };
+            let proof = prove_in(&image, &mut Interpreter { layout, tss_key, ..interpreter });
+            assert!(proof.is_err(), "{version} passes for {layout:?}");
+        }
     }
 }

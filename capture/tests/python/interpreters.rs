@@ -44,12 +44,6 @@ pub(super) fn builds_of(version: &str) -> Vec<PathBuf> {
     builds
 }
 
-/// The table's version of this one, and whether it is free-threaded.
-pub(super) fn row_of(version: &str) -> (u16, bool) {
-    let minor = version.trim_start_matches("3.").trim_end_matches(['t', 'd']);
-    (0x0300 | minor.parse::<u16>().unwrap(), version.contains('t'))
-}
-
 /// A frame as Python tells it: qualified name, file, line.
 pub(super) type Told = (String, String, Option<u32>);
 

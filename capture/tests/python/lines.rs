@@ -5,7 +5,8 @@ use std::process::Command;
 use ktape_capture::python::code::Lines;
 use serde::Deserialize;
 
-use super::interpreters::{DIRECTORY, builds_of, row_of};
+use super::image::row_of;
+use super::interpreters::{DIRECTORY, builds_of};
 
 #[derive(Deserialize)]
 struct Shown {

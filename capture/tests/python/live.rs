@@ -7,7 +7,8 @@ use ktape_capture::python::frames::{Codes, Named, walk};
 use ktape_capture::python::memory::ProcessMemory;
 use ktape_ebpf::python::{End, Interpreter, KEY_BY_LIST, Layout, MAX_FRAMES, Memory, thread_state};
 
-use super::interpreters::{Stopped, Told, Workload, builds_of, row_of};
+use super::image::row_of;
+use super::interpreters::{Stopped, Told, Workload, builds_of};
 
 /// The stack of the thread with this thread pointer, and how the walk ended: all the way that a recorded one goes.
 pub(super) fn stack<M: Memory>(memory: &M, interpreter: &Interpreter, thread_pointer: u64) -> (Vec<Told>, u32) {

@@ -1,6 +1,7 @@
 //! Python stacks as the user sees them: equal to what Python itself says, read from outside.
 
 mod found;
+mod image;
 mod images;
 mod interpreters;
 mod lines;
