@@ -6,7 +6,7 @@
 
 use std::sync::Arc;
 
-use ktape_ebpf::python::{CodeBody, Copied, Layout, Memory, Part, RawFrame};
+use ktape_ebpf::python::{ABSENT, CodeBody, Copied, Layout, Memory, Part, RawFrame};
 
 /// Bytes of a string or a table that user space reads, at most: what is beyond isn't Python's.
 const PART_BYTES: u64 = 16 << 20;
@@ -45,7 +45,8 @@ impl Code {
             file: file.unwrap_or_else(|cut| cut).into(),
             first_line: body.first_line,
             incomplete,
-            first_traceable: body.first_traceable,
+            // Before 3.11 every frame is shown, also one that is before its first instruction.
+            first_traceable: if layout.code_first_traceable == ABSENT { i32::MIN } else { body.first_traceable },
             lines: table.map_or_else(Lines::default, |table| Lines::decode(layout.version, body.first_line, &table)),
         }
     }
