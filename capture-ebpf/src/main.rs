@@ -3,7 +3,8 @@
 //! `enter` and `leave` are at every probed function. They ask three things: is this process recorded (`TARGETS`), what is to
 //! be kept of this function (`PLANS`, by the probe's cookie), who called (`stack.rs`). The answer goes into one ring buffer,
 //! and the counters are raised before that is asked for room, so that what it cannot take is known.
-//! `forked`, `executed` and `exited` keep `TARGETS` true; `libraries` tells that a library came or went; `empty` is for the bench.
+//! `forked`, `executed` and `exited` keep `TARGETS` true; `libraries` tells that a library came or went; `code_freed` sees to it
+//! that what was said of a code object is not taken for true of the next one at its address; `empty` is for the bench.
 
 #![no_std]
 #![no_main]
@@ -21,11 +22,13 @@ use aya_ebpf::helpers::{bpf_get_current_pid_tgid, bpf_ktime_get_ns, bpf_probe_re
 use aya_ebpf::macros::{raw_tracepoint, uprobe, uretprobe};
 use aya_ebpf::programs::{ProbeContext, RawTracePointContext, RetProbeContext};
 use ktape_ebpf::wire::{
-    Call, Lifecycle, MEMORY_BYTES, MemoryCall, NAME_BYTES, NamedCall, Plan, Return, STACK_WORDS, StackCall, kind, life,
-    unsaid,
+    Call, Lifecycle, MEMORY_BYTES, MemoryCall, NAME_BYTES, NamedCall, Plan, Return, STACK_WORDS, StackCall, Target,
+    Walked, kind, life, unsaid,
 };
 
-use crate::maps::{COUNTERS, OUTS, OutKey, PLANS, TARGETS, TASK_EXIT_CODE, TASK_PID, TASK_TGID, count, send, setting};
+use crate::maps::{
+    COUNTERS, INTERPRETERS, OUTS, OutKey, PLANS, TARGETS, TASK_EXIT_CODE, TASK_PID, TASK_TGID, count, send, setting,
+};
 
 /// At a function's entry, or the first instructions after it.
 #[uprobe]
@@ -37,7 +40,7 @@ fn enter(ctx: ProbeContext) -> u32 {
 #[inline(always)]
 fn entered(ctx: &ProbeContext) -> Option<u32> {
     let pid_tid = bpf_get_current_pid_tgid();
-    let target = TARGETS.get_ptr((pid_tid >> 32) as u32)?;
+    let target = TARGETS.get_ptr_mut((pid_tid >> 32) as u32)?;
     // SAFETY: a helper without arguments.
     let time_ns = unsafe { bpf_ktime_get_ns() };
     // SAFETY: the context is this program's.
@@ -46,7 +49,7 @@ fn entered(ctx: &ProbeContext) -> Option<u32> {
     let counters = COUNTERS.get_ptr_mut(function)?;
     // SAFETY: a map's value.
     count(unsafe { &raw mut (*counters).calls });
-    let stack = if plan.stack != 0 { stack::record(target, pid_tid, counters) } else { 0 };
+    let stack = if plan.stack != 0 { stack::record(ctx, target, pid_tid, counters) } else { 0 };
     // SAFETY: the context of a probe is its registers.
     let regs = unsafe { &*ctx.regs };
     let call = Call {
@@ -191,6 +194,17 @@ fn empty(_: ProbeContext) -> u32 {
     0
 }
 
+/// A code object of Python's is about to be freed (`code_dealloc`).
+#[uprobe]
+fn code_freed(ctx: ProbeContext) -> u32 {
+    let pid = (bpf_get_current_pid_tgid() >> 32) as u32;
+    if let Some(target) = TARGETS.get_ptr(pid) {
+        // SAFETY: the context of a probe is its registers.
+        stack::forget(target, pid, unsafe { (*ctx.regs).rdi });
+    }
+    0
+}
+
 /// The dynamic linker has mapped or unmapped something (`_dl_debug_state`, which debuggers stop at).
 #[uprobe]
 fn libraries(_: ProbeContext) -> u32 {
@@ -215,19 +229,24 @@ fn forked(ctx: RawTracePointContext) -> i32 {
         tell(life::THREAD_START, child_pid_tid, 0);
         return 0;
     }
-    // SAFETY: a map's value, here and below.
-    if unsafe { (*target).follow } == 0 {
+    // SAFETY: a map's value.
+    let parent = unsafe { *target };
+    if parent.follow == 0 {
         return 0;
     }
-    // SAFETY: a map's value.
-    if TARGETS.insert(child_pid, unsafe { &*target }, 0).is_err() {
+    // SAFETY: a helper without arguments.
+    let generation = unsafe { bpf_ktime_get_ns() };
+    // The same program, and the same stacks at the same places: but for user space it is a process to get to know.
+    if let Some(walked) = INTERPRETERS.get_ptr(pid)
+        // SAFETY: a map's value.
+        && unsafe { (*walked).generation } == parent.generation
+    {
+        // SAFETY: a map's value.
+        let _ = INTERPRETERS.insert(child_pid, &Walked { generation, ..unsafe { *walked } }, 0);
+    }
+    if TARGETS.insert(child_pid, &Target { generation, last_state: 0, ..parent }, 0).is_err() {
         maps::count_unsaid(unsaid::CHILDREN);
         return 0;
-    }
-    // The same program, and the same stacks at the same places: but for user space it is a process to get to know.
-    if let Some(child) = TARGETS.get_ptr_mut(child_pid) {
-        // SAFETY: a helper without arguments.
-        unsafe { (*child).generation = bpf_ktime_get_ns() };
     }
     tell(life::FORK, pid_tid, child_pid_tid);
     0
@@ -241,7 +260,7 @@ fn executed(_: RawTracePointContext) -> i32 {
     let Some(target) = TARGETS.get_ptr_mut(pid) else { return 0 };
     // SAFETY: a map's value, and a helper without arguments.
     unsafe {
-        (*target).has_interpreter = 0;
+        (*target).last_state = 0;
         (*target).generation = bpf_ktime_get_ns();
     }
     tell(life::EXEC, pid_tid, 0);
@@ -252,7 +271,13 @@ fn executed(_: RawTracePointContext) -> i32 {
 #[raw_tracepoint(tracepoint = "sched_process_exit")]
 fn exited(ctx: RawTracePointContext) -> i32 {
     let pid_tid = bpf_get_current_pid_tgid();
-    if TARGETS.get_ptr((pid_tid >> 32) as u32).is_some() {
+    if let Some(target) = TARGETS.get_ptr_mut((pid_tid >> 32) as u32) {
+        // SAFETY: a map's value.
+        unsafe {
+            if (*target).last_tid as u32 == pid_tid as u32 {
+                (*target).last_state = 0;
+            }
+        }
         let task: u64 = ctx.arg(0);
         tell(life::THREAD_EXIT, pid_tid, u64::from(task_word(task, setting(&TASK_EXIT_CODE))));
     }

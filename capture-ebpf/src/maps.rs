@@ -6,13 +6,20 @@ use core::mem::{offset_of, size_of};
 use aya_ebpf::bindings::{BPF_RB_FORCE_WAKEUP, BPF_RB_NO_WAKEUP};
 use aya_ebpf::macros::map;
 use aya_ebpf::maps::{Array, HashMap, LruHashMap, PerCpuArray, RingBuf};
-use ktape_ebpf::python::{Interpreter, Walk};
+use ktape_ebpf::python::{Interpreter, Search, Walk};
 use ktape_ebpf::wire::unsaid;
-use ktape_ebpf::wire::{Counters, MOST_FUNCTIONS, MOST_TARGETS, Plan, StackBody, Target};
+use ktape_ebpf::wire::{
+    Counters, MAX_NATIVE_FRAMES, MOST_FUNCTIONS, MOST_TARGETS, NativeBody, Plan, StackBody, Target, TaskBody, Walked,
+};
 
 /// The recorded processes, by number.
 #[map]
 pub(crate) static TARGETS: HashMap<u32, Target> = HashMap::with_max_entries(MOST_TARGETS, 0);
+
+/// The interpreters of recorded processes whose stacks are walked, by number. A map of its own, as user space writes it at any
+/// time, and what it writes must not undo what the programs have put down in `TARGETS`.
+#[map]
+pub(crate) static INTERPRETERS: HashMap<u32, Walked> = HashMap::with_max_entries(MOST_TARGETS, 0);
 
 /// What to keep of each function's calls.
 #[map]
@@ -40,7 +47,7 @@ pub(crate) static EVENTS: RingBuf = RingBuf::with_byte_size(16 << 20, 0);
 
 /// What user space knows already: stacks and code objects whose body was sent.
 #[map]
-pub(crate) static SENT: LruHashMap<SentKey, u8> = LruHashMap::with_max_entries(1 << 17, 0);
+pub(crate) static SENT: LruHashMap<SentKey, u8> = LruHashMap::with_max_entries(SENT_ENTRIES, 0);
 
 /// What was sent, of which program.
 #[repr(C)]
@@ -51,13 +58,28 @@ pub(crate) struct SentKey {
     pub(crate) generation: u64,
 }
 
-/// What this processor has found in `SENT` lately, by fingerprint: asking an array is cheaper.
+pub(crate) const SENT_ENTRIES: u32 = 1 << 17;
+
+/// How often something was put into `SENT`: once that is much, the map may have forgotten some.
+#[map]
+pub(crate) static SENT_COUNT: Array<u64> = Array::with_max_entries(1, 0);
+
+/// What was found in `SENT` lately, by fingerprint: asking an array is cheaper.
 ///
 /// It may forget, and it may know what `SENT` has forgotten: what was sent stays sent.
 #[map]
-pub(crate) static KNOWN: PerCpuArray<u64> = PerCpuArray::with_max_entries(KNOWN_ENTRIES, 0);
+pub(crate) static KNOWN: Array<u64> = Array::with_max_entries(KNOWN_ENTRIES, 0);
 
-pub(crate) const KNOWN_ENTRIES: u32 = 4096;
+pub(crate) const KNOWN_ENTRIES: u32 = 1 << 14;
+
+/// How many code objects that user space knows were freed, by the process's number: those that share one share the count.
+///
+/// What has the address of a freed one is another, and with it every stack that it is in. So the count is part of a stack's
+/// hash: all stacks are new then. That costs once for each stack, and code objects in use are seldom freed.
+#[map]
+pub(crate) static EPOCHS: Array<u64> = Array::with_max_entries(EPOCH_ENTRIES, 0);
+
+pub(crate) const EPOCH_ENTRIES: u32 = 4096;
 
 /// Work space for walks: an eBPF program's own stack has 512 bytes.
 ///
@@ -76,14 +98,28 @@ pub(crate) struct Space {
     pub(crate) interpreter: Interpreter,
     /// The walked thread's program, as in [`SentKey`].
     pub(crate) generation: u64,
+    /// See `EPOCHS`.
+    pub(crate) epoch: u64,
     pub(crate) pid_tid: u64,
+    pub(crate) search: Search,
+    /// The state of the thread that is walked, though another calls, and that thread; 0 if it is the calling one.
+    pub(crate) awaiting_state: u64,
+    pub(crate) awaiting_tid: u32,
+    /// Whether native frames are wanted.
+    pub(crate) wants_native: u32,
     pub(crate) hash: u64,
     pub(crate) bodies_lost: u64,
+    /// The name of the task that the walk has come by.
+    pub(crate) task: TaskBody,
+    /// What the native frames of a new stack are sent as.
+    pub(crate) native_body: NativeBody,
+    pub(crate) native: [u64; MAX_NATIVE_FRAMES],
     /// What a new stack is sent as: this, and the frames of the walk behind it.
     pub(crate) body: StackBody,
     pub(crate) walk: Walk,
 }
 
+const _: () = assert!(offset_of!(Space, native_body) + size_of::<NativeBody>() == offset_of!(Space, native));
 const _: () =
     assert!(offset_of!(Space, body) + size_of::<StackBody>() == offset_of!(Space, walk) + offset_of!(Walk, frames));
 

@@ -11,9 +11,15 @@
 
 mod code;
 mod layouts;
+#[cfg(test)]
+mod made;
+mod search;
+mod task;
 
 pub use code::{CodeBody, Copied, FILE_BYTES, LINE_TABLE_BYTES, NAME_BYTES, Part, copy_code};
 pub use layouts::{ABSENT, LAYOUTS, Layout};
+pub use search::{MAX_SEARCH, Search};
+pub use task::{TASK_NAME_BYTES, TaskName, task_name};
 
 /// Memory of a process, wherever it is read from.
 pub trait Memory {
@@ -46,6 +52,13 @@ const OWNED_BY_GENERATOR: u8 = 1;
 pub struct Interpreter {
     /// The address of `_PyRuntime`.
     pub runtime: u64,
+    /// The `PyInterpreterState` of the main interpreter, where there being others matters: up to 3.11 pthread's slot keeps the
+    /// thread's state in the main one while it runs another. 0 where the slot is right whatever there is.
+    pub main: u64,
+    /// The code object of asyncio's `Handle._run`, whose frames run a task; 0 until one was seen.
+    pub task_runner: u64,
+    /// `PyUnicode_Type`, where `task_runner` is known.
+    pub string_type: u64,
     /// The pthread key of the thread state, read out of `autoTSSkey` once: it stays for the life of the interpreter.
     /// [`KEY_UNREAD`] for one that has not begun yet: it is then read each time.
     pub tss_key: u32,
@@ -53,12 +66,14 @@ pub struct Interpreter {
     pub first_slots: u32,
     /// From the thread pointer to the table of pointers to further slots, 32 each.
     pub slot_tables: u32,
+    /// 0
+    pub reserved: u32,
     /// Its version's offsets.
     pub layout: Layout,
 }
 
 // They go to and from eBPF maps as bytes, so there must be none that is not written.
-const _: () = assert!(size_of::<Interpreter>() == 20 + size_of::<Layout>() && size_of::<Layout>() == 44);
+const _: () = assert!(size_of::<Interpreter>() == 48 + size_of::<Layout>() && size_of::<Layout>() == 56);
 
 /// `specific_1stblock` in glibc's `struct pthread`, x86-64: `{ uintptr_t seq; void *data }` each.
 pub const GLIBC_FIRST_SLOTS: u32 = 0x310;
@@ -67,6 +82,9 @@ pub const GLIBC_SLOT_TABLES: u32 = 0x510;
 
 /// The key of an interpreter that has not begun yet.
 pub const KEY_UNREAD: u32 = u32::MAX;
+
+/// In place of the key where pthread's slots are not where glibc has them: the state is looked for in the interpreter's list.
+pub const KEY_BY_LIST: u32 = u32::MAX - 1;
 
 /// Keys in one block of slots, `PTHREAD_KEY_2NDLEVEL_SIZE`.
 const SLOTS: u32 = 32;
@@ -100,6 +118,34 @@ pub fn thread_state<M: Memory>(memory: &M, interpreter: &Interpreter, thread_poi
     memory.word(slots.wrapping_add((key % SLOTS) as u64 * 16).wrapping_add(8))
 }
 
+/// Whether the slot of a thread says which state it runs, so that [`thread_state`] is to be asked and no [`Search`] is needed.
+#[inline(always)]
+pub fn slot_tells<M: Memory>(memory: &M, interpreter: &Interpreter) -> Option<bool> {
+    if interpreter.tss_key == KEY_BY_LIST {
+        return Some(false);
+    }
+    if interpreter.main == 0 {
+        return Some(true);
+    }
+    let head = memory.word(interpreter.runtime.wrapping_add(interpreter.layout.interpreters_head as u64))?;
+    Some(head == interpreter.main)
+}
+
+/// `PyThreadState._status.active`.
+const STATUS_ACTIVE: u32 = 1 << 4;
+
+/// Whether a thread runs Python: holds the lock of its interpreter. One that doesn't waits for it, or for something in C.
+#[inline(always)]
+pub fn runs_python<M: Memory>(memory: &M, interpreter: &Interpreter, thread_state: u64) -> Option<bool> {
+    let layout = &interpreter.layout;
+    if layout.thread_status != ABSENT {
+        let status = memory.half(thread_state.wrapping_add(layout.thread_status as u64))?;
+        return Some(status & STATUS_ACTIVE != 0);
+    }
+    let current = memory.word(interpreter.runtime.wrapping_add(layout.current_state as u64))?;
+    Some(current == thread_state)
+}
+
 /// The innermost frame of a thread state; 0 if it runs none. `None` if memory on the way can't be read.
 #[inline(always)]
 pub fn first_frame<M: Memory>(memory: &M, layout: &Layout, thread_state: u64) -> Option<u64> {
@@ -120,9 +166,18 @@ pub struct RawFrame {
     pub code: u64,
     /// The instruction it is at, in bytes from the first one; negative or senseless in a frame that hasn't begun.
     pub instruction: i32,
-    /// 1 for a generator's or a coroutine's frame. One of another kind that is before its code's first traceable instruction
-    /// is still being made, and Python doesn't show it.
-    pub generator: u32,
+    /// What it is: see [`raw_kind`].
+    pub kind: u32,
+}
+
+/// What a [`RawFrame`] is.
+pub mod raw_kind {
+    /// A function's frame. Before its code's first traceable instruction it is still being made, and Python doesn't show it.
+    pub const FUNCTION: u32 = 0;
+    /// A generator's or a coroutine's.
+    pub const GENERATOR: u32 = 1;
+    /// No frame, but the name of the task whose frames come before it in the list: `code` is the name's hash.
+    pub const TASK: u32 = 2;
 }
 
 /// Where a walk stands.
@@ -259,7 +314,7 @@ pub fn step<M: Memory>(memory: &M, layout: &Layout, cursor: &mut Cursor) -> Step
     } else {
         (at as i32).wrapping_mul(layout.instruction_scale as i32)
     };
-    Step::Frame(RawFrame { code, instruction, generator: (owner == OWNED_BY_GENERATOR) as u32 })
+    Step::Frame(RawFrame { code, instruction, kind: (owner == OWNED_BY_GENERATOR) as u32 })
 }
 
 /// Frames of a stack that are kept, at most: the innermost. A power of two, so that an index can be masked.
@@ -296,8 +351,29 @@ impl Walk {
     pub fn begin(&mut self, frame: u64) {
         self.count = 0;
         // Until a step says otherwise: who runs out of steps has cut the stack.
-        self.end = End::Cut as u32;
+        self.end = if frame == 0 { End::Outermost as u32 } else { End::Cut as u32 };
         self.cursor.begin(frame);
+    }
+
+    /// Whether there is a frame to begin with.
+    #[inline(always)]
+    pub fn has_frames(&self) -> bool {
+        self.cursor.frame != 0
+    }
+
+    /// The frame that the next step takes.
+    #[inline(always)]
+    pub fn next_frame(&self) -> u64 {
+        self.cursor.frame
+    }
+
+    /// Puts something that is no frame behind the last one, if there is room.
+    #[inline(always)]
+    pub fn push(&mut self, frame: RawFrame) {
+        if self.count < MAX_FRAMES as u32 {
+            self.frames[self.count as usize % MAX_FRAMES] = frame;
+            self.count = self.count.wrapping_add(1);
+        }
     }
 
     /// Takes a step and keeps the frame it finds. To be called until it gives [`Step::End`], [`MAX_STEPS`] times at most.
@@ -325,44 +401,19 @@ impl Walk {
 mod tests {
     extern crate std;
 
-    use std::collections::BTreeMap;
     use std::vec::Vec;
 
     use super::layouts::PYTHON_3_12;
+    use super::made::{LIMIT, Made};
     use super::*;
-
-    /// Words at made-up addresses; everything between them is zero, up to a limit.
-    struct Made(BTreeMap<u64, u64>);
-
-    const LIMIT: u64 = 1 << 20;
-
-    impl Made {
-        fn of(words: &[(u64, u64)]) -> Self {
-            Self(words.iter().copied().collect())
-        }
-    }
-
-    impl Memory for Made {
-        fn read(&self, address: u64, into: &mut [u8]) -> bool {
-            for (offset, byte) in into.iter_mut().enumerate() {
-                let at = address.wrapping_add(offset as u64);
-                if at >= LIMIT {
-                    return false;
-                }
-                let word = self.0.get(&(at & !7)).copied().unwrap_or(0);
-                *byte = word.to_le_bytes()[(at % 8) as usize];
-            }
-            true
-        }
-    }
 
     fn interpreter(tss_key: u32) -> Interpreter {
         Interpreter {
-            runtime: 0,
             tss_key,
             first_slots: GLIBC_FIRST_SLOTS,
             slot_tables: GLIBC_SLOT_TABLES,
             layout: PYTHON_3_12,
+            ..Interpreter::default()
         }
     }
 
@@ -410,10 +461,8 @@ mod tests {
             frame(0x400, 0x9300, 0, 0, 4),
         ];
         let (found, end) = walk(&Made::of(frames.as_flattened()), 0x100);
-        let expected = [
-            RawFrame { code: 0x9000, instruction: 14, generator: 1 },
-            RawFrame { code: 0x9200, instruction: 18, generator: 0 },
-        ];
+        let expected =
+            [RawFrame { code: 0x9000, instruction: 14, kind: 1 }, RawFrame { code: 0x9200, instruction: 18, kind: 0 }];
         assert_eq!((found.as_slice(), end), (expected.as_slice(), End::Outermost as u32));
     }
 
@@ -423,6 +472,21 @@ mod tests {
         assert_eq!((found.len(), end), (MAX_FRAMES, End::Cut as u32));
         let (found, end) = walk(&Made::of(&frame(0x100, 0x9000, 0x100, 0, 3)), 0x100);
         assert_eq!((found.len(), end), (0, End::Cut as u32));
+    }
+
+    #[test]
+    fn a_thread_that_holds_the_lock_runs_python() {
+        let state = 0x1000;
+        let status = |bits: u64| Made::of(&[(state + 24, bits)]);
+        let asked = Interpreter { runtime: 0x4000, ..interpreter(5) };
+        assert_eq!(runs_python(&status(0b1_1011), &asked, state), Some(true));
+        assert_eq!(runs_python(&status(0b0_1011), &asked, state), Some(false));
+        assert_eq!(runs_python(&Made::of(&[]), &asked, LIMIT), None);
+        // Up to 3.11 there is one lock, and the runtime knows who has it.
+        let older = Interpreter { layout: LAYOUTS[3], ..asked };
+        let held_by = |state| Made::of(&[(0x4000 + 576, state)]);
+        assert_eq!(runs_python(&held_by(state), &older, state), Some(true));
+        assert_eq!(runs_python(&held_by(0), &older, state), Some(false));
     }
 
     #[test]

@@ -9,15 +9,23 @@ use core::ffi::c_void;
 use core::intrinsics::{AtomicOrdering, atomic_cxchg};
 use core::mem::size_of;
 
-use aya_ebpf::bindings::task_struct;
+use aya_ebpf::EbpfContext as _;
+use aya_ebpf::bindings::{BPF_F_USER_STACK, task_struct};
 use aya_ebpf::helpers::bpf_probe_read_kernel;
-use aya_ebpf::helpers::generated::{bpf_get_current_task, bpf_loop, bpf_probe_read_user};
-use ktape_ebpf::python::{self, CodeBody, MAX_FRAMES, MAX_STEPS, Memory, RawFrame, Step};
-use ktape_ebpf::wire::{CodeRecord, Counters, StackBody, Target, kind};
+use aya_ebpf::helpers::generated::{bpf_get_current_task, bpf_get_stack, bpf_loop, bpf_probe_read_user};
+use aya_ebpf::programs::ProbeContext;
+use ktape_ebpf::python::{
+    self, CodeBody, FILE_BYTES, LINE_TABLE_BYTES, MAX_FRAMES, MAX_SEARCH, MAX_STEPS, Memory, NAME_BYTES, Part,
+    RawFrame, Step, TASK_NAME_BYTES, raw_kind,
+};
+use ktape_ebpf::wire::{
+    CodeRecord, Counters, MAX_NATIVE_FRAMES, MOST_PIECES, NativeBody, PIECE_BYTES, StackBody, Target, TextPiece,
+    Walked, kind, text,
+};
 
 use crate::maps::{
-    EVENTS, KNOWN, KNOWN_ENTRIES, SENT, SPACES, SPACES_A_PROCESSOR, SentKey, Space, TASK_THREAD_POINTER, count,
-    setting, wake, with_room,
+    EPOCH_ENTRIES, EPOCHS, EVENTS, INTERPRETERS, KNOWN, KNOWN_ENTRIES, SENT, SENT_COUNT, SENT_ENTRIES, SPACES,
+    SPACES_A_PROCESSOR, SentKey, Space, TASK_THREAD_POINTER, count, send, setting, wake, with_room,
 };
 
 /// The memory of the process that the program runs in.
@@ -31,19 +39,24 @@ impl Memory for User {
     }
 }
 
-/// The hash of the calling thread's Python stack; 0 for none.
+/// The hash of the calling thread's stack; 0 for none.
 #[inline(always)]
-pub(crate) fn record(target: *const Target, pid_tid: u64, counters: *mut Counters) -> u64 {
+pub(crate) fn record(ctx: &ProbeContext, target: *mut Target, pid_tid: u64, counters: *mut Counters) -> u64 {
+    let walked = INTERPRETERS.get_ptr((pid_tid >> 32) as u32);
+    // SAFETY: maps' values.
+    let walked = walked.filter(|walked| unsafe { (**walked).generation == (*target).generation });
     // SAFETY: a map's value.
-    if unsafe { (*target).has_interpreter } == 0 {
+    if walked.is_none() && unsafe { (*target).native == 0 } {
         return 0;
     }
-    let Some(index) = take_space(target, pid_tid) else {
+    let Some(index) = take_space(target, walked, pid_tid) else {
         // SAFETY: a map's value.
         count(unsafe { &raw mut (*counters).without_stack });
         return 0;
     };
-    let hash = walk(index).unwrap_or_else(|| {
+    // SAFETY: the context of a probe is its registers.
+    let stack_pointer = unsafe { (*ctx.regs).rsp };
+    let hash = walk(ctx.as_ptr(), stack_pointer, target, index).unwrap_or_else(|| {
         // SAFETY: a map's value.
         count(unsafe { &raw mut (*counters).without_stack });
         0
@@ -61,7 +74,7 @@ pub(crate) fn record(target: *const Target, pid_tid: u64, counters: *mut Counter
 
 /// Takes a work space of this processor's that is free, and says in it whose stack is wanted.
 #[inline(always)]
-fn take_space(target: *const Target, pid_tid: u64) -> Option<u32> {
+fn take_space(target: *const Target, walked: Option<*const Walked>, pid_tid: u64) -> Option<u32> {
     let mut index = 0;
     while index < SPACES_A_PROCESSOR {
         let space = SPACES.get_ptr_mut(index)?;
@@ -72,8 +85,15 @@ fn take_space(target: *const Target, pid_tid: u64) -> Option<u32> {
         if taken {
             // SAFETY: maps' values; the space is this program's until it is given back.
             unsafe {
-                copy_words(&raw mut (*space).interpreter, &raw const (*target).interpreter);
+                match walked {
+                    Some(walked) => {
+                        copy_words(&raw mut (*space).interpreter, &raw const (*walked).interpreter);
+                    }
+                    None => (*space).interpreter.runtime = 0,
+                }
                 (*space).generation = (*target).generation;
+                (*space).wants_native = (*target).native;
+                (*space).epoch = epoch((pid_tid >> 32) as u32);
                 (*space).pid_tid = pid_tid;
                 (*space).bodies_lost = 0;
             }
@@ -109,28 +129,36 @@ fn space(index: u32) -> Option<&'static mut Space> {
 
 /// The hash of the stack of a work space's thread. `None` where it could not be read at all.
 #[inline(always)]
-fn walk(index: u32) -> Option<u64> {
-    begin(space(index)?)?;
-    if space(index)?.walk.count == u32::MAX {
+fn walk(context: *mut c_void, stack_pointer: u64, target: *mut Target, index: u32) -> Option<u64> {
+    // The helper takes only pointers to the program's own stack, so the callbacks are told which space, not where it is.
+    let mut of_loops = index;
+    let of_loops = (&raw mut of_loops).cast::<c_void>();
+    begin(target, index, of_loops)?;
+    if space(index)?.walk.has_frames() {
+        // SAFETY: the callback is a function of the type that the helper calls, and the context outlives it.
+        unsafe { bpf_loop(MAX_STEPS / STEPS_A_TURN, steps as *mut c_void, of_loops, 0) };
+        still_awaiting(index)?;
+    }
+    let walked = space(index)?;
+    if walked.wants_native != 0 {
+        add_native(context, User.word(stack_pointer).unwrap_or(0), walked);
+    }
+    if walked.walk.count == 0 && walked.native_body.depth == 0 {
         return Some(0);
     }
-    // The helper takes only pointers to the program's own stack, so the callbacks are told which space, not where it is.
-    let mut context = index;
-    let context = (&raw mut context).cast::<c_void>();
-    // SAFETY: the callback is a function of the type that the helper calls, and the context outlives it.
-    unsafe { bpf_loop(MAX_STEPS / STEPS_A_TURN, steps as *mut c_void, context, 0) };
-    let walked = space(index)?;
-    // A stack that was cut is another than the same one whole. Even: see `SentKey`.
-    let hash = mix(walked.hash, u64::from(walked.walk.end)) & !1 | 2;
+    // A stack that was cut is another than the same one whole, and so is that of a thread that another waits for. Even: see
+    // `SentKey`.
+    let kind = u64::from(walked.walk.end) | u64::from(walked.awaiting_tid != 0) << 8;
+    let hash = mix(walked.hash, kind) & !1 | 2;
     let key = SentKey { what: hash, generation: walked.generation };
     if was_sent(&key) {
         return Some(hash);
     }
     walked.hash = hash;
     // SAFETY: as above.
-    unsafe { bpf_loop(MAX_FRAMES as u32, send_code as *mut c_void, context, 0) };
+    unsafe { bpf_loop(MAX_FRAMES as u32, send_code as *mut c_void, of_loops, 0) };
     let walked = space(index)?;
-    if send_body(walked) {
+    if send_native(walked) && send_body(walked) {
         remember(&key);
     } else {
         walked.bodies_lost = 1;
@@ -138,23 +166,105 @@ fn walk(index: u32) -> Option<u64> {
     Some(hash)
 }
 
-/// Finds the thread's innermost frame, and begins the walk there.
+/// Finds the innermost frame, and begins the walk there: the calling thread's, or where that runs no Python the one's that
+/// called last from Python, if it waits.
 #[inline(always)]
-fn begin(space: &mut Space) -> Option<()> {
+fn begin(target: *mut Target, index: u32, of_loops: *mut c_void) -> Option<()> {
+    let state = if space(index)?.interpreter.runtime == 0 { 0 } else { own_state(index, of_loops)? };
+    let space = space(index)?;
+    let Space { interpreter, .. } = space;
+    let frame = if state == 0 { 0 } else { python::first_frame(&User, &interpreter.layout, state)? };
+    space.hash = mix(0x9e37_79b9_7f4a_7c15, space.epoch);
+    space.awaiting_tid = 0;
+    space.native_body.depth = 0;
+    space.walk.begin(frame);
+    if frame != 0 {
+        // SAFETY: a map's value. Written only if it changes: threads on other processors read it.
+        unsafe {
+            if (*target).last_state != state {
+                (*target).last_state = state;
+                (*target).last_tid = space.pid_tid & 0xffff_ffff;
+            }
+        }
+        return Some(());
+    }
+    space.wants_native = 1;
+    // SAFETY: a map's value.
+    let (last, last_tid) = unsafe { ((*target).last_state, (*target).last_tid as u32) };
+    // Where its memory is gone it has ended, and waits no more.
+    if last != 0
+        && last != state
+        && python::runs_python(&User, interpreter, last) == Some(false)
+        && let Some(frame) = python::first_frame(&User, &interpreter.layout, last)
+    {
+        space.awaiting_state = last;
+        space.awaiting_tid = last_tid;
+        space.walk.begin(frame);
+    }
+    Some(())
+}
+
+/// The calling thread's state; 0 if it is no thread of Python's.
+#[inline(always)]
+fn own_state(index: u32, of_loops: *mut c_void) -> Option<u64> {
     // SAFETY: a helper without arguments.
     let task = unsafe { bpf_get_current_task() } as *const task_struct;
     // SAFETY: the helper checks the address.
     let thread_pointer =
         unsafe { bpf_probe_read_kernel(task.cast::<u8>().add(setting(&TASK_THREAD_POINTER) as usize).cast::<u64>()) };
-    let state = python::thread_state(&User, &space.interpreter, thread_pointer.ok()?)?;
-    let frame = if state == 0 { 0 } else { python::first_frame(&User, &space.interpreter.layout, state)? };
-    space.walk.begin(frame);
-    if frame == 0 {
-        // A thread that is no thread of Python's, or runs none of it now.
-        space.walk.count = u32::MAX;
+    let thread_pointer = thread_pointer.ok()?;
+    let taken = space(index)?;
+    if python::slot_tells(&User, &taken.interpreter)? {
+        return python::thread_state(&User, &taken.interpreter, thread_pointer);
     }
-    space.hash = 0x9e37_79b9_7f4a_7c15;
+    taken.search.begin(thread_pointer);
+    // SAFETY: as in `walk`.
+    unsafe { bpf_loop(MAX_SEARCH, search as *mut c_void, of_loops, 0) };
+    Some(space(index)?.search.found)
+}
+
+/// One step of a search. Returns 1 to end the loop.
+#[inline(never)]
+extern "C" fn search(_: u32, context: *mut c_void) -> i64 {
+    let Some(space) = space_of(context) else { return 1 };
+    if space.search.advance(&User, &space.interpreter) { 0 } else { 1 }
+}
+
+/// A thread that waited may have gone on while its frames were read: then they are nobody's.
+#[inline(always)]
+fn still_awaiting(index: u32) -> Option<()> {
+    let space = space(index)?;
+    if space.awaiting_tid != 0 && python::runs_python(&User, &space.interpreter, space.awaiting_state) != Some(false) {
+        space.awaiting_tid = 0;
+        space.hash = mix(0x9e37_79b9_7f4a_7c15, space.epoch);
+        space.walk.begin(0);
+    }
     Some(())
+}
+
+/// Has the kernel walk the native frames, by frame pointers. The calling function is not among what it finds: a probe is hit
+/// before a frame is set up, so that where the call returns to lies on top of the stack.
+#[inline(always)]
+fn add_native(context: *mut c_void, returns_to: u64, space: &mut Space) {
+    const BYTES: u32 = 8 * (MAX_NATIVE_FRAMES as u32 - 1);
+    let found = (&raw mut space.native[1]).cast::<c_void>();
+    // SAFETY: the context is the program's own, the destination as long as is said.
+    let bytes = unsafe { bpf_get_stack(context, found, BYTES, u64::from(BPF_F_USER_STACK)) };
+    if bytes < 8 {
+        return;
+    }
+    space.native[0] = space.native[1];
+    space.native[1] = returns_to;
+    let depth = bytes as u32 / 8 + 1;
+    space.native_body.depth = depth;
+    let mut at = 0;
+    while at < MAX_NATIVE_FRAMES {
+        if at as u32 >= depth {
+            break;
+        }
+        space.hash = mix(space.hash, space.native[at]);
+        at += 1;
+    }
 }
 
 #[inline(always)]
@@ -192,16 +302,49 @@ extern "C" fn steps(_: u32, context: *mut c_void) -> i64 {
 /// One frame. Returns 1 at the last.
 #[inline(always)]
 fn step(space: &mut Space) -> i64 {
+    let at = space.walk.next_frame();
     match space.walk.advance(&User, &space.interpreter.layout) {
         Step::Frame(frame) => {
             // An address has 47 bits, an instruction's place 20 or so: put together they fit into one word.
-            let RawFrame { code, instruction, generator } = frame;
-            let word = code.rotate_left(17) ^ u64::from(instruction as u32) ^ u64::from(generator) << 16;
+            let RawFrame { code, instruction, kind } = frame;
+            let word = code.rotate_left(17) ^ u64::from(instruction as u32) ^ u64::from(kind) << 16;
             space.hash = mix(space.hash, word);
+            if code == space.interpreter.task_runner {
+                add_task(space, at);
+            }
             0
         }
         Step::Shim => 0,
         Step::End(_) => 1,
+    }
+}
+
+/// Puts the name of the task that this frame runs behind it, if it has one.
+#[inline(never)]
+fn add_task(space: &mut Space, frame: u64) {
+    if !python::task_name(&User, &space.interpreter, frame, &mut space.task.name) {
+        return;
+    }
+    let mut hash = u64::from(space.task.name.length);
+    let mut word = 0;
+    while word < TASK_NAME_BYTES / 8 {
+        hash = mix(hash, space.task.name.words[word]);
+        word += 1;
+    }
+    // Odd: see `SentKey`.
+    let hash = hash | 1;
+    space.hash = mix(space.hash, hash);
+    space.walk.push(RawFrame { code: hash, instruction: 0, kind: raw_kind::TASK });
+    let key = SentKey { what: hash, generation: space.generation };
+    if was_sent(&key) {
+        return;
+    }
+    (space.task.kind, space.task.reserved) = (kind::TASK_BODY, 0);
+    (space.task.pid_tid, space.task.hash) = (space.pid_tid, hash);
+    if send(&space.task) {
+        remember(&key);
+    } else {
+        space.bodies_lost = 1;
     }
 }
 
@@ -212,28 +355,78 @@ extern "C" fn send_code(index: u32, context: *mut c_void) -> i64 {
     if index >= space.walk.count {
         return 1;
     }
-    let code = space.walk.frames[index as usize % MAX_FRAMES].code;
+    let RawFrame { code, kind: of_frame, .. } = space.walk.frames[index as usize % MAX_FRAMES];
+    if of_frame == raw_kind::TASK {
+        return 0;
+    }
     let key = SentKey { what: code | 1, generation: space.generation };
     if was_sent(&key) {
         return 0;
     }
-    let sent = with_room(|record: *mut CodeRecord| {
-        // SAFETY: the record is reserved and as large as its type.
-        unsafe {
-            (&raw mut (*record).kind).write(kind::CODE);
-            (&raw mut (*record).reserved).write(0);
-            (&raw mut (*record).pid_tid).write(space.pid_tid);
-            let body: &mut CodeBody = &mut (*record).body;
-            python::copy_code(&User, &space.interpreter.layout, code, body);
-        }
-        true
-    });
+    let sent = send_long_texts(space, code)
+        && with_room(|record: *mut CodeRecord| {
+            // SAFETY: the record is reserved and as large as its type.
+            unsafe {
+                (&raw mut (*record).kind).write(kind::CODE);
+                (&raw mut (*record).reserved).write(0);
+                (&raw mut (*record).pid_tid).write(space.pid_tid);
+                let body: &mut CodeBody = &mut (*record).body;
+                python::copy_code(&User, &space.interpreter.layout, code, body);
+            }
+            true
+        });
     if sent {
         remember(&key);
     } else {
         space.bodies_lost = 1;
     }
     0
+}
+
+/// Sends what is too long for a code object's record.
+#[inline(never)]
+fn send_long_texts(space: &mut Space, code: u64) -> bool {
+    let layout = &space.interpreter.layout;
+    send_long(space.pid_tid, code, text::FILE, Part::file(&User, layout, code), FILE_BYTES)
+        && send_long(space.pid_tid, code, text::NAME, Part::name(&User, layout, code), NAME_BYTES)
+        && send_long(space.pid_tid, code, text::LINE_TABLE, Part::line_table(&User, layout, code), LINE_TABLE_BYTES)
+}
+
+/// Sends a text in pieces, if it is longer than what there is room for elsewhere. False if the ring buffer is full.
+#[inline(always)]
+fn send_long(pid_tid: u64, code: u64, text: u32, part: Option<Part>, room: usize) -> bool {
+    let Some(Part { address, length: whole, .. }) = part else { return true };
+    if whole <= room as u64 || whole > (MOST_PIECES * PIECE_BYTES) as u64 {
+        return true;
+    }
+    let mut piece = 0;
+    while piece < MOST_PIECES as u64 {
+        let offset = piece * PIECE_BYTES as u64;
+        if offset >= whole {
+            break;
+        }
+        let left = whole - offset;
+        let length = if left > PIECE_BYTES as u64 { PIECE_BYTES as u64 } else { left };
+        let sent = with_room(|record: *mut TextPiece| {
+            // SAFETY: the record is reserved and as large as its type; the helper checks the source.
+            unsafe {
+                (&raw mut (*record).kind).write(kind::TEXT_PIECE);
+                (&raw mut (*record).text).write(text);
+                (&raw mut (*record).pid_tid).write(pid_tid);
+                (&raw mut (*record).code).write(code);
+                (&raw mut (*record).offset).write(offset);
+                let bytes = (&raw mut (*record).bytes).cast();
+                let is_read = bpf_probe_read_user(bytes, length as u32, (address + offset) as *const c_void) == 0;
+                (&raw mut (*record).length).write(if is_read { length } else { 0 });
+            }
+            false
+        });
+        if !sent {
+            return false;
+        }
+        piece += 1;
+    }
+    true
 }
 
 /// Whether user space knows this already.
@@ -257,6 +450,56 @@ fn was_sent(key: &SentKey) -> bool {
 fn remember(key: &SentKey) {
     // A full map forgets the oldest, which is then sent again.
     let _ = SENT.insert(key, 1, 0);
+    if let Some(sent) = SENT_COUNT.get_ptr_mut(0) {
+        count(sent);
+    }
+}
+
+/// How many code objects of a process were freed that user space knew.
+#[inline(always)]
+fn epoch(pid: u32) -> u64 {
+    // SAFETY: a map's value.
+    EPOCHS.get(pid % EPOCH_ENTRIES).map_or(0, |epoch| unsafe { core::ptr::read_volatile(epoch) })
+}
+
+/// A code object is about to be freed: what comes to its address is another.
+#[inline(always)]
+pub(crate) fn forget(target: *const Target, pid: u32, code: u64) {
+    // SAFETY: a map's value.
+    let key = SentKey { what: code | 1, generation: unsafe { (*target).generation } };
+    let mut was_known = SENT.remove(key).is_ok();
+    let fingerprint = mix(key.what, key.generation);
+    if let Some(known) = KNOWN.get_ptr_mut(fingerprint as u32 % KNOWN_ENTRIES) {
+        // SAFETY: as in `was_sent`.
+        unsafe {
+            if *known == fingerprint {
+                *known = 0;
+                was_known = true;
+            }
+        }
+    }
+    // A processor keeps some entries of a map for itself, so that one may be forgotten before the map is full.
+    let may_be_forgotten = SENT_COUNT.get(0).is_some_and(|sent| *sent > u64::from(SENT_ENTRIES / 2));
+    if (was_known || may_be_forgotten)
+        && let Some(epoch) = EPOCHS.get_ptr_mut(pid % EPOCH_ENTRIES)
+    {
+        count(epoch);
+    }
+}
+
+/// Sends the native frames, if there are any.
+#[inline(always)]
+fn send_native(space: &mut Space) -> bool {
+    let depth = space.native_body.depth;
+    if depth == 0 {
+        return true;
+    }
+    let depth = if depth > MAX_NATIVE_FRAMES as u32 { MAX_NATIVE_FRAMES as u32 } else { depth };
+    space.native_body = NativeBody { kind: kind::NATIVE_BODY, depth, pid_tid: space.pid_tid, stack: space.hash };
+    let bytes = size_of::<NativeBody>() as u64 + u64::from(depth) * 8;
+    // SAFETY: the frames lie behind the body, as `maps.rs` asserts.
+    let record = unsafe { core::slice::from_raw_parts((&raw const space.native_body).cast::<u8>(), bytes as usize) };
+    EVENTS.output::<[u8]>(record, wake(false)).is_ok()
 }
 
 #[inline(always)]
@@ -268,7 +511,9 @@ fn send_body(space: &mut Space) -> bool {
         depth: frames,
         pid_tid: space.pid_tid,
         stack: space.hash,
-        end: u64::from(space.walk.end),
+        epoch: space.epoch,
+        end: space.walk.end,
+        awaited_by: space.awaiting_tid,
     };
     let bytes = size_of::<StackBody>() as u64 + u64::from(frames) * size_of::<RawFrame>() as u64;
     // SAFETY: the frames lie behind the body, as `maps.rs` asserts.

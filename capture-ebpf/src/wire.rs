@@ -10,7 +10,7 @@ use core::mem::size_of;
 
 #[cfg(doc)]
 use crate::python::End;
-use crate::python::{CodeBody, Interpreter, RawFrame};
+use crate::python::{CodeBody, Interpreter, RawFrame, TaskName};
 
 /// How many plans there may be: the length of the plan table.
 pub const MOST_FUNCTIONS: u32 = 512;
@@ -21,6 +21,9 @@ pub const STACK_WORDS: usize = 5;
 pub const MEMORY_BYTES: usize = 224;
 /// The longest string that a record keeps, with its end; what is longer is read by user space.
 pub const NAME_BYTES: usize = 4096;
+
+/// Native frames of a stack that are kept, at most: the innermost. `kernel.perf_event_max_stack` is 127 where nobody changed it.
+pub const MAX_NATIVE_FRAMES: usize = 128;
 
 /// What a record is: its first word.
 pub mod kind {
@@ -40,6 +43,12 @@ pub mod kind {
     pub const CODE: u32 = 7;
     /// [`super::Lifecycle`]
     pub const LIFECYCLE: u32 = 8;
+    /// [`super::NativeBody`]
+    pub const NATIVE_BODY: u32 = 9;
+    /// [`super::TaskBody`]
+    pub const TASK_BODY: u32 = 10;
+    /// [`super::TextPiece`]
+    pub const TEXT_PIECE: u32 = 11;
 }
 
 /// What is to be kept of a function's calls. All zero for a function that has no probe.
@@ -144,8 +153,43 @@ pub struct StackBody {
     pub pid_tid: u64,
     /// Its hash.
     pub stack: u64,
+    /// How many code objects of the process had been freed; a hash of an earlier epoch comes no more.
+    pub epoch: u64,
     /// How the walk ended: an [`End`].
-    pub end: u64,
+    pub end: u32,
+    /// The thread whose frames these are: one that waits, where the calling one runs no Python; else 0.
+    pub awaited_by: u32,
+}
+
+/// The native frames of a stack that was not seen before, whose [`StackBody`] comes next. `depth` addresses follow, innermost
+/// first: the first is that of the next instruction, the others are where calls return to.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct NativeBody {
+    /// `kind::NATIVE_BODY`
+    pub kind: u32,
+    /// How many frames it has, at most [`MAX_NATIVE_FRAMES`].
+    pub depth: u32,
+    /// The process in the upper half, the thread in the lower.
+    pub pid_tid: u64,
+    /// The stack's hash.
+    pub stack: u64,
+}
+
+/// The name of a task that was not seen before.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TaskBody {
+    /// `kind::TASK_BODY`
+    pub kind: u32,
+    /// 0
+    pub reserved: u32,
+    /// The process in the upper half, the thread in the lower.
+    pub pid_tid: u64,
+    /// Its hash.
+    pub hash: u64,
+    /// The name.
+    pub name: TaskName,
 }
 
 /// A code object that was not seen before.
@@ -160,6 +204,43 @@ pub struct CodeRecord {
     pub pid_tid: u64,
     /// What it says.
     pub body: CodeBody,
+}
+
+/// A piece of what is too long for a code object's record, which comes after the last piece.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct TextPiece {
+    /// `kind::TEXT_PIECE`
+    pub kind: u32,
+    /// What it is of: see [`text`].
+    pub text: u32,
+    /// The process in the upper half, the thread in the lower.
+    pub pid_tid: u64,
+    /// The address of the code object.
+    pub code: u64,
+    /// Where in the whole it begins, in bytes.
+    pub offset: u64,
+    /// How many of `bytes` are the text's: 0 where it could not be read.
+    pub length: u64,
+    /// The piece.
+    pub bytes: [u8; PIECE_BYTES],
+}
+
+/// Bytes of a [`TextPiece`].
+pub const PIECE_BYTES: usize = 4096;
+/// Pieces of a text, at most. One that is longer, user space reads from the process.
+pub const MOST_PIECES: usize = 16;
+
+/// What of a code object a text is.
+pub mod text {
+    /// `co_filename`.
+    pub const FILE: u32 = 0;
+    /// `co_qualname`, or `co_name`.
+    pub const NAME: u32 = 1;
+    /// `co_linetable`, or `co_lnotab`.
+    pub const LINE_TABLE: u32 = 2;
+    /// How many there are.
+    pub const KINDS: usize = 3;
 }
 
 /// A process or thread came, changed or went.
@@ -237,7 +318,7 @@ impl Counters {
 /// How many processes can be recorded at a time.
 pub const MOST_TARGETS: u32 = 4096;
 
-/// A process that is recorded.
+/// A process that is recorded. User space says that it is; from then on the programs keep it.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Target {
@@ -245,9 +326,21 @@ pub struct Target {
     pub generation: u64,
     /// Whether its children are recorded too.
     pub follow: u32,
-    /// Whether there is an interpreter.
-    pub has_interpreter: u32,
-    /// Its Python.
+    /// Whether native frames are wanted of every stack.
+    pub native: u32,
+    /// The state of the thread that last called from Python; 0 for none yet.
+    pub last_state: u64,
+    /// The thread itself.
+    pub last_tid: u64,
+}
+
+/// The Python of a recorded process.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Walked {
+    /// Which program of the process it is of, as in [`Target`]: another has none until it is found.
+    pub generation: u64,
+    /// Where it is.
     pub interpreter: Interpreter,
 }
 
@@ -273,4 +366,4 @@ macro_rules! plain {
         unsafe impl Plain for $record {}
     )* };
 }
-plain!(Call, StackCall, MemoryCall, Return, StackBody, Lifecycle, RawFrame);
+plain!(Call, StackCall, MemoryCall, Return, StackBody, NativeBody, TaskBody, Lifecycle, RawFrame);

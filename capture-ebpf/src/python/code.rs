@@ -58,7 +58,7 @@ pub struct Part {
 impl Part {
     /// The text of the `PyUnicodeObject` that the word at `pointer` points to.
     #[inline(always)]
-    fn of_string<M: Memory>(memory: &M, layout: &Layout, pointer: u64) -> Option<Self> {
+    pub(super) fn of_string<M: Memory>(memory: &M, layout: &Layout, pointer: u64) -> Option<Self> {
         let string = memory.word(pointer)?;
         let length = memory.word(string.wrapping_add(VAR_OBJECT_SIZE))?;
         let state = memory.half(string.wrapping_add(STRING_STATE))?;
@@ -108,14 +108,14 @@ const STRING_STATE: u64 = 32;
 const BYTES_TEXT: u64 = 32;
 
 /// Bytes of a file's path that a [`CodeBody`] has room for.
-pub const FILE_BYTES: usize = 1024;
+pub const FILE_BYTES: usize = 512;
 /// Bytes of a qualified name.
-pub const NAME_BYTES: usize = 512;
+pub const NAME_BYTES: usize = 256;
 /// Bytes of a location table.
-pub const LINE_TABLE_BYTES: usize = 4096;
+pub const LINE_TABLE_BYTES: usize = 2048;
 
 /// A code object, copied out of the process when it is first seen, so that it has a name even when the process is gone.
-/// What doesn't fit, user space reads from the process.
+/// What doesn't fit comes before it in pieces.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct CodeBody {
@@ -123,7 +123,7 @@ pub struct CodeBody {
     pub code: u64,
     /// `co_firstlineno`.
     pub first_line: i32,
-    /// The first instruction, in bytes, at which Python shows the frame; 0 before 3.11.
+    /// The first instruction, in bytes, at which Python shows the frame; before 3.11 it shows every one.
     pub first_traceable: i32,
     /// `co_filename`.
     pub file: Copied<FILE_BYTES>,
@@ -140,7 +140,7 @@ impl Default for CodeBody {
         Self {
             code: 0,
             first_line: 0,
-            first_traceable: 0,
+            first_traceable: i32::MIN,
             file: Copied::NONE,
             name: Copied::NONE,
             line_table: Copied::NONE,
@@ -154,7 +154,7 @@ impl Default for CodeBody {
 pub fn copy_code<M: Memory>(memory: &M, layout: &Layout, code: u64, into: &mut CodeBody) -> bool {
     into.code = code;
     into.first_line = 0;
-    into.first_traceable = 0;
+    into.first_traceable = i32::MIN;
     into.file.clear();
     into.name.clear();
     into.line_table.clear();

@@ -12,6 +12,8 @@ pub struct Layout {
     pub interpreters_head: u16,
     /// `_PyRuntimeState.autoTSSkey`, in `gilstate` before 3.12: a `Py_tss_t`, which is `{ int is_initialized; pthread_key_t }`.
     pub tss_key: u16,
+    /// `_PyRuntimeState.gilstate.tstate_current`: who holds the interpreter lock. [`ABSENT`] from 3.12 on.
+    pub current_state: u16,
     /// `PyInterpreterState.threads.head`, `tstate_head` before 3.11.
     pub threads_head: u16,
     /// `PyInterpreterState.next`.
@@ -23,11 +25,15 @@ pub struct Layout {
     pub thread_id: u16,
     /// `PyThreadState.native_thread_id`: what `gettid` returns. [`ABSENT`] before 3.11.
     pub native_thread_id: u16,
+    /// `PyThreadState._status`, whose fifth bit says that it runs Python: it holds its interpreter's lock. [`ABSENT`] before 3.12.
+    pub thread_status: u16,
     /// `PyThreadState.cframe` in 3.11 and 3.12, else `frame` or `current_frame`.
     pub current_frame: u16,
     /// `_PyCFrame.current_frame`; [`ABSENT`] where the thread state points to the frame itself.
     pub cframe_current_frame: u16,
 
+    /// `_PyInterpreterFrame.localsplus`, `PyFrameObject.f_localsplus` before 3.11: where the first argument is.
+    pub frame_locals: u16,
     /// How much of a frame is read: the prefix that the words below lie in.
     pub frame_bytes: u16,
     /// `_PyInterpreterFrame.f_code` or `f_executable`, `PyFrameObject.f_code` before 3.11.
@@ -56,6 +62,12 @@ pub struct Layout {
     /// `co_code_adaptive`: what instruction pointers are relative to.
     pub code_instructions: u16,
 
+    /// `PyTypeObject.tp_dealloc`: of the type of code objects, what frees one.
+    pub type_dealloc: u16,
+    /// `TaskObj.task_name` of `_asyncio`; [`ABSENT`] where names of tasks are not looked for.
+    pub task_name: u16,
+    /// 0
+    pub reserved: u16,
     /// `sizeof(PyASCIIObject)`: where the text of an ASCII string begins.
     pub ascii_text: u16,
     /// `sizeof(PyCompactUnicodeObject)`: where the text of another string begins, or the pointer to it.
@@ -69,13 +81,16 @@ const PYTHON_3_8: Layout = Layout {
     version: 0x0308,
     interpreters_head: 32,
     tss_key: 0x570,
+    current_state: 0x558,
     threads_head: 8,
     interpreter_next: 0,
     thread_next: 8,
     thread_id: 176,
     native_thread_id: ABSENT,
+    thread_status: ABSENT,
     current_frame: 24,
     cframe_current_frame: ABSENT,
+    frame_locals: 360,
     frame_bytes: 112,
     frame_code_word: 32 / 8,
     frame_previous_word: 24 / 8,
@@ -89,26 +104,39 @@ const PYTHON_3_8: Layout = Layout {
     code_line_table: 120,
     code_first_traceable: ABSENT,
     code_instructions: 0,
+    type_dealloc: 48,
+    task_name: 120,
+    reserved: 0,
     ascii_text: 48,
     other_text: 72,
 };
 
-const PYTHON_3_9: Layout = Layout { version: 0x0309, tss_key: 584, ..PYTHON_3_8 };
+const PYTHON_3_9: Layout = Layout { version: 0x0309, tss_key: 584, current_state: 568, task_name: 160, ..PYTHON_3_8 };
 
-const PYTHON_3_10: Layout =
-    Layout { version: 0x030a, frame_bytes: 104, frame_instruction_word: 96 / 8, instruction_scale: 2, ..PYTHON_3_9 };
+const PYTHON_3_10: Layout = Layout {
+    version: 0x030a,
+    frame_locals: 352,
+    frame_bytes: 104,
+    frame_instruction_word: 96 / 8,
+    instruction_scale: 2,
+    task_name: 168,
+    ..PYTHON_3_9
+};
 
 const PYTHON_3_11: Layout = Layout {
     version: 0x030b,
     interpreters_head: 40,
     tss_key: 592,
+    current_state: 576,
     threads_head: 16,
     interpreter_next: 0,
     thread_next: 8,
     thread_id: 152,
     native_thread_id: 160,
+    thread_status: ABSENT,
     current_frame: 56,
     cframe_current_frame: 8,
+    frame_locals: 72,
     frame_bytes: 72,
     frame_code_word: 32 / 8,
     frame_previous_word: 48 / 8,
@@ -122,6 +150,9 @@ const PYTHON_3_11: Layout = Layout {
     code_line_table: 136,
     code_first_traceable: 168,
     code_instructions: 184,
+    type_dealloc: 48,
+    task_name: 144,
+    reserved: 0,
     ascii_text: 48,
     other_text: 72,
 };
@@ -129,9 +160,11 @@ const PYTHON_3_11: Layout = Layout {
 pub(super) const PYTHON_3_12: Layout = Layout {
     version: 0x030c,
     tss_key: 1544,
+    current_state: ABSENT,
     threads_head: 72,
     thread_id: 136,
     native_thread_id: 144,
+    thread_status: 24,
     cframe_current_frame: 0,
     frame_code_word: 0,
     frame_previous_word: 1,
@@ -152,10 +185,12 @@ const PYTHON_3_13: Layout = Layout {
     interpreter_next: 7264,
     thread_id: 152,
     native_thread_id: 160,
+    thread_status: 32,
     current_frame: 72,
     cframe_current_frame: ABSENT,
     code_first_traceable: 184,
     code_instructions: 200,
+    task_name: 128,
     ..PYTHON_3_12
 };
 

@@ -308,7 +308,7 @@ impl Rig {
             let recorded = Recorded { generation: 1, ..Recorded::default() };
             self.kernel.set_target(self.target.pid(), recorded)?;
             if stacks {
-                self.kernel.set_interpreter(self.target.pid(), self.interpreter)?;
+                self.kernel.set_interpreter(self.target.pid(), 1, self.interpreter)?;
             }
         }
         let refused = self.kernel.attach(&links, &self.library)?;

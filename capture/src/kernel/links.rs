@@ -34,6 +34,8 @@ pub enum Program {
     Leave,
     /// The dynamic linker's word that libraries came or went.
     Libraries,
+    /// The end of a code object of Python's.
+    CodeFreed,
     /// Nothing, for [`Kernel::load_with_empty`](super::programs::Kernel::load_with_empty).
     Empty,
 }
@@ -42,8 +44,12 @@ pub enum Program {
 pub(super) type Named = (Program, &'static str);
 
 /// What a recording needs. Returns first: a call that is seen to begin is then seen to end.
-pub(super) const RECORDING: &[Named] =
-    &[(Program::Leave, "leave"), (Program::Enter, "enter"), (Program::Libraries, "libraries")];
+pub(super) const RECORDING: &[Named] = &[
+    (Program::Leave, "leave"),
+    (Program::Enter, "enter"),
+    (Program::Libraries, "libraries"),
+    (Program::CodeFreed, "code_freed"),
+];
 
 /// The same, and what their cost is compared with.
 pub(super) const WITH_EMPTY: &[Named] = &[RECORDING[0], RECORDING[1], RECORDING[2], (Program::Empty, "empty")];

@@ -8,7 +8,7 @@ use aya::{Ebpf, EbpfLoader, Pod};
 use ktape_ebpf::python::Interpreter;
 #[cfg(doc)]
 use ktape_ebpf::wire::unsaid;
-use ktape_ebpf::wire::{Counters, Plan, Target};
+use ktape_ebpf::wire::{Counters, Plan, Target, Walked};
 
 use super::btf::{Btf, BtfError};
 use super::links::{Link, Links, Named, RECORDING, WITH_EMPTY, map_fd};
@@ -61,13 +61,16 @@ struct Wire<T>(T);
 unsafe impl Pod for Wire<Plan> {}
 // SAFETY: as above.
 unsafe impl Pod for Wire<Counters> {}
-// SAFETY: integers; padding is within the interpreter only, and not looked at.
+// SAFETY: as above.
 unsafe impl Pod for Wire<Target> {}
+// SAFETY: as above.
+unsafe impl Pod for Wire<Walked> {}
 
 /// The loaded programs.
 pub struct Kernel {
     ebpf: Ebpf,
     targets: HashMap<MapData, u32, Wire<Target>>,
+    interpreters: HashMap<MapData, u32, Wire<Walked>>,
     counters: PerCpuArray<MapData, Wire<Counters>>,
     unsaid: PerCpuArray<MapData, u64>,
     functions: usize,
@@ -111,6 +114,7 @@ impl Kernel {
             plans.set(index as u32, Wire(function.meaning.plan()), 0)?;
         }
         let targets = HashMap::try_from(take(&mut ebpf, "TARGETS")?)?;
+        let interpreters = HashMap::try_from(take(&mut ebpf, "INTERPRETERS")?)?;
         let counters = PerCpuArray::try_from(take(&mut ebpf, "COUNTERS")?)?;
         let unsaid = PerCpuArray::try_from(take(&mut ebpf, "UNSAID")?)?;
         let ring = RingBuf::try_from(take(&mut ebpf, "EVENTS")?)?;
@@ -123,7 +127,7 @@ impl Kernel {
             program.attach(tracepoint)?;
         }
         let links = Links::load(&mut ebpf, &maps, programs)?;
-        Ok((Kernel { ebpf, targets, counters, unsaid, functions: functions.len(), links }, ring))
+        Ok((Kernel { ebpf, targets, interpreters, counters, unsaid, functions: functions.len(), links }, ring))
     }
 
     /// Records a process from now on, or says more of one that is recorded.
@@ -131,14 +135,21 @@ impl Kernel {
         Ok(self.targets.insert(pid, Wire(target), 0)?)
     }
 
-    /// Has the stacks of a process walked, or no longer. One that is not recorded any more stays so.
-    pub fn set_interpreter(&mut self, pid: u32, interpreter: Option<Interpreter>) -> Result<(), KernelError> {
-        if let Some(mut target) = self.target(pid) {
-            target.has_interpreter = interpreter.is_some().into();
-            target.interpreter = interpreter.unwrap_or_default();
-            self.set_target(pid, target)?;
-        }
-        Ok(())
+    /// Has the stacks of a process walked, or no longer, as long as it runs the program of this generation.
+    pub fn set_interpreter(
+        &mut self,
+        pid: u32,
+        generation: u64,
+        interpreter: Option<Interpreter>,
+    ) -> Result<(), KernelError> {
+        let walked = interpreter.map(|interpreter| Walked { generation, interpreter });
+        Ok(self.interpreters.insert(pid, Wire(walked.unwrap_or_default()), 0)?)
+    }
+
+    /// The interpreter of a process that is walked, as long as it runs the program of this generation.
+    pub fn interpreter(&self, pid: u32, generation: u64) -> Option<Interpreter> {
+        let Wire(walked) = self.interpreters.get(&pid, 0).ok()?;
+        (walked.generation == generation).then_some(walked.interpreter)
     }
 
     /// What the programs know of a process.
@@ -150,6 +161,7 @@ impl Kernel {
     pub fn remove_target(&mut self, pid: u32) {
         // One that is not there needs no removing.
         let _ = self.targets.remove(&pid);
+        let _ = self.interpreters.remove(&pid);
     }
 
     /// Sets probes in a library.

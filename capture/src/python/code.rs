@@ -4,9 +4,13 @@
 //! 3.10 `co_linetable`, ranges with a line or none; from 3.11 on the location table, whose entries name columns too
 //! (`Objects/locations.md`, `Objects/codeobject.c`). Each is decoded once, into the ranges of code with one line.
 
+use std::borrow::Cow;
 use std::sync::Arc;
 
-use ktape_ebpf::python::{ABSENT, CodeBody, Copied, Layout, Memory, Part, RawFrame};
+use ktape_ebpf::python::{
+    ABSENT, CodeBody, Copied, Layout, Memory, Part, RawFrame, TASK_NAME_BYTES, TaskName, raw_kind,
+};
+use ktape_ebpf::wire::text;
 
 /// Bytes of a string or a table that user space reads, at most: what is beyond isn't Python's.
 const PART_BYTES: u64 = 16 << 20;
@@ -26,20 +30,25 @@ pub struct Code {
     lines: Lines,
 }
 
+/// What of a code object came in pieces, by [`text`](ktape_ebpf::wire::text).
+pub type LongTexts = [Option<Vec<u8>>; text::KINDS];
+
 impl Code {
-    /// Makes it of what was copied. Parts that are missing or cut are read from the process, where there still is one.
-    pub fn new<M: Memory>(body: &CodeBody, layout: &Layout, process: Option<&M>) -> Self {
-        let again = |part: fn(&M, &Layout, u64) -> Option<Part>| {
-            let memory = process?;
-            read(memory, part(memory, layout, body.code)?)
+    /// Makes it of what was copied, and of what came in pieces. What is in neither is read from the process, where there still
+    /// is one.
+    pub fn new<M: Memory>(body: &CodeBody, long: &LongTexts, layout: &Layout, process: Option<&M>) -> Self {
+        let parts = |of: fn(&M, &Layout, u64) -> Option<Part>| {
+            move || {
+                let memory = process?;
+                read(memory, of(memory, layout, body.code)?)
+            }
         };
-        let name = text(&body.name, again(Part::name).filter(|_| body.name.whole().is_none()));
-        let file = text(&body.file, again(Part::file).filter(|_| body.file.whole().is_none()));
-        let table = match body.line_table.whole() {
-            Some(table) => Some(table.to_vec()),
-            None => again(Part::line_table).map(|(table, _)| table),
-        };
+        let name = string(&body.name, &long[text::NAME as usize], parts(Part::name));
+        let file = string(&body.file, &long[text::FILE as usize], parts(Part::file));
+        let table = whole(&body.line_table, &long[text::LINE_TABLE as usize], parts(Part::line_table));
         let incomplete = name.is_err() || file.is_err() || table.is_none();
+        let lines =
+            table.map_or_else(Lines::default, |(table, _)| Lines::decode(layout.version, body.first_line, &table));
         Self {
             name: name.unwrap_or_else(|cut| cut).into(),
             file: file.unwrap_or_else(|cut| cut).into(),
@@ -47,7 +56,7 @@ impl Code {
             incomplete,
             // Before 3.11 every frame is shown, also one that is before its first instruction.
             first_traceable: if layout.code_first_traceable == ABSENT { i32::MIN } else { body.first_traceable },
-            lines: table.map_or_else(Lines::default, |table| Lines::decode(layout.version, body.first_line, &table)),
+            lines,
         }
     }
 
@@ -59,8 +68,16 @@ impl Code {
 
     /// Whether Python itself hides this frame of it, because it is still being made.
     pub fn hides(&self, frame: &RawFrame) -> bool {
-        frame.generator == 0 && frame.instruction < self.first_traceable
+        frame.kind == raw_kind::FUNCTION && frame.instruction < self.first_traceable
     }
+}
+
+/// A task's name as it is told to people.
+pub fn task_name(name: &TaskName) -> String {
+    let bytes: Vec<u8> = name.words.iter().flat_map(|word| word.to_ne_bytes()).collect();
+    let length = name.length as usize;
+    let text = decode(&bytes[..length.min(TASK_NAME_BYTES)], name.width);
+    if length > TASK_NAME_BYTES { text + "…" } else { text }
 }
 
 fn read<M: Memory>(memory: &M, part: Part) -> Option<(Vec<u8>, u32)> {
@@ -79,12 +96,33 @@ fn read<M: Memory>(memory: &M, part: Part) -> Option<(Vec<u8>, u32)> {
     Some((bytes, part.width))
 }
 
-/// The whole text, or what is known of it, as an error.
-fn text<const CAPACITY: usize>(copied: &Copied<CAPACITY>, again: Option<(Vec<u8>, u32)>) -> Result<String, String> {
+/// The bytes of a text, and how many a character has.
+fn whole<'a, const CAPACITY: usize>(
+    copied: &'a Copied<CAPACITY>,
+    long: &'a Option<Vec<u8>>,
+    again: impl FnOnce() -> Option<(Vec<u8>, u32)>,
+) -> Option<(Cow<'a, [u8]>, u32)> {
     if let Some(whole) = copied.whole() {
-        return Ok(decode(whole, copied.width));
+        return Some((whole.into(), copied.width));
     }
-    if let Some((bytes, width)) = again {
+    if let Some(long) = long.as_deref().filter(|long| copied.width != 0 && long.len() == copied.length as usize) {
+        return Some((long.into(), copied.width));
+    }
+    // The code object may be another by now. Then what was copied of it isn't how that begins.
+    let known = &copied.bytes[..CAPACITY.min(copied.length as usize)];
+    let is_it = |(bytes, width): &(Vec<u8>, u32)| {
+        copied.width == 0 || *width == copied.width && bytes.len() == copied.length as usize && bytes.starts_with(known)
+    };
+    again().filter(is_it).map(|(bytes, width)| (bytes.into(), width))
+}
+
+/// The whole string, or what is known of it, as an error.
+fn string<const CAPACITY: usize>(
+    copied: &Copied<CAPACITY>,
+    long: &Option<Vec<u8>>,
+    again: impl FnOnce() -> Option<(Vec<u8>, u32)>,
+) -> Result<String, String> {
+    if let Some((bytes, width)) = whole(copied, long, again) {
         return Ok(decode(&bytes, width));
     }
     if copied.width == 0 {

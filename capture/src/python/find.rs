@@ -25,6 +25,8 @@ pub struct Python {
     pub interpreter: Interpreter,
     /// The file it is in, as the process sees it.
     pub file: PathBuf,
+    /// The address of `PyCode_Type`, where its symbol tells.
+    pub code_type: Option<u64>,
 }
 
 /// Why a process gets no Python stacks.
@@ -93,7 +95,7 @@ pub fn locate(pid: u32) -> Result<Python, Refusal> {
     let mut refusal = Refusal::NoPython;
     for file in candidates(pid)? {
         match locate_in(pid, &file) {
-            Ok(interpreter) => return Ok(Python { interpreter, file: file.path }),
+            Ok((interpreter, code_type)) => return Ok(Python { interpreter, file: file.path, code_type }),
             Err(Refusal::NoPython) => {}
             Err(other) => refusal = other,
         }
@@ -107,10 +109,14 @@ pub fn prove(pid: u32, interpreter: &mut Interpreter) -> Result<(), Refusal> {
     let place = interpreter.runtime.wrapping_add(interpreter.layout.tss_key.into());
     let key = memory.word(place).filter(|key| *key as u32 != 0).ok_or(Refusal::NotBegun)?;
     interpreter.tss_key = (key >> 32) as u32;
+    if interpreter.layout.version < 0x030c {
+        // The one that was made first is the last of the list.
+        interpreter.main = interpreters(&memory, interpreter).last().copied().unwrap_or(0);
+    }
     self_test(&memory, interpreter).map_err(|fault| Refusal::SelfTest { version: interpreter.layout.version, fault })
 }
 
-fn locate_in(pid: u32, file: &MappedFile) -> Result<Interpreter, Refusal> {
+fn locate_in(pid: u32, file: &MappedFile) -> Result<(Interpreter, Option<u64>), Refusal> {
     let Some(symbols) = Symbols::read(pid, file)? else {
         return Err(Refusal::NoPython);
     };
@@ -125,13 +131,18 @@ fn locate_in(pid: u32, file: &MappedFile) -> Result<Interpreter, Refusal> {
     if version >= 0x030d && is_free_threaded(&memory, symbols.runtime) {
         return Err(Refusal::FreeThreaded);
     }
-    Ok(Interpreter {
+    let interpreter = Interpreter {
         runtime: symbols.runtime,
+        main: 0,
+        task_runner: 0,
+        string_type: 0,
         tss_key: KEY_UNREAD,
         first_slots: GLIBC_FIRST_SLOTS,
         slot_tables: GLIBC_SLOT_TABLES,
+        reserved: 0,
         layout,
-    })
+    };
+    Ok((interpreter, symbols.code_type))
 }
 
 /// `_Py_DebugOffsets.free_threaded`, which `_PyRuntime` begins with from 3.13 on, after a cookie and a version.
@@ -189,18 +200,32 @@ pub fn threads<M: Memory>(memory: &M, interpreter: &Interpreter) -> Vec<Thread> 
     let at = |base: u64, offset: u16| memory.word(base.wrapping_add(offset.into())).unwrap_or(0);
     let mut threads = Vec::new();
     let mut seen = FxHashSet::default();
-    let mut owner = at(interpreter.runtime, layout.interpreters_head);
-    while owner != 0 && seen.insert(owner) && seen.len() < MAX_THREADS {
+    for owner in interpreters(memory, interpreter) {
         let mut state = at(owner, layout.threads_head);
         while state != 0 && seen.insert(state) && seen.len() < MAX_THREADS {
             let native = if layout.native_thread_id == ABSENT { 0 } else { at(state, layout.native_thread_id) };
             threads.push(Thread { state, pthread: at(state, layout.thread_id), native });
             state = at(state, layout.thread_next);
         }
-        owner = at(owner, layout.interpreter_next);
     }
     threads
 }
+
+/// Every interpreter, the youngest first.
+fn interpreters<M: Memory>(memory: &M, interpreter: &Interpreter) -> Vec<u64> {
+    let at = |base: u64, offset: u16| memory.word(base.wrapping_add(offset.into())).unwrap_or(0);
+    let mut all = Vec::new();
+    let mut seen = FxHashSet::default();
+    let mut owner = at(interpreter.runtime, interpreter.layout.interpreters_head);
+    while owner != 0 && seen.insert(owner) && seen.len() < MAX_INTERPRETERS {
+        all.push(owner);
+        owner = at(owner, interpreter.layout.interpreter_next);
+    }
+    all
+}
+
+/// More interpreters than a process has: a list that is longer is damaged.
+const MAX_INTERPRETERS: usize = 65_536;
 
 /// The most threads that Linux can have, `PID_MAX_LIMIT`.
 const MAX_THREADS: usize = 1 << 22;
@@ -257,6 +282,8 @@ struct Symbols {
     runtime: u64,
     /// `Py_Version`, an `unsigned long`; from 3.11 on.
     version: Option<u64>,
+    /// `PyCode_Type`.
+    code_type: Option<u64>,
 }
 
 impl Symbols {
@@ -280,7 +307,8 @@ impl Symbols {
                 |symbol: &object::Symbol<'_, '_, &ReadCache<File>>| symbol.is_definition() && symbol.name() == Ok(name);
             symbol.into_iter().find(is_it).map(|symbol| symbol.address().wrapping_add(bias))
         };
-        Ok(address("_PyRuntime").map(|runtime| Self { runtime, version: address("Py_Version") }))
+        let Some(runtime) = address("_PyRuntime") else { return Ok(None) };
+        Ok(Some(Self { runtime, version: address("Py_Version"), code_type: address("PyCode_Type") }))
     }
 }
 

@@ -3,7 +3,7 @@
 use ktape_ebpf::python::{CodeBody, End, Layout, MAX_STEPS, Memory, RawFrame, Step, Walk, copy_code, first_frame};
 use rustc_hash::FxHashMap;
 
-use super::code::Code;
+use super::code::{Code, LongTexts};
 
 /// Walks a thread's frames from user space.
 pub fn walk<M: Memory>(memory: &M, layout: &Layout, thread_state: u64) -> Box<Walk> {
@@ -61,7 +61,7 @@ impl Codes {
         let mut body = Box::new(CodeBody::default());
         for frame in frames {
             if !self.contains(frame.code) && copy_code(memory, layout, frame.code, &mut body) {
-                self.insert(frame.code, Code::new(&body, layout, Some(memory)));
+                self.insert(frame.code, Code::new(&body, &LongTexts::default(), layout, Some(memory)));
             }
         }
     }

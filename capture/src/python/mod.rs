@@ -2,6 +2,7 @@
 //! called. Reading is all that is ever done to the process.
 
 pub mod code;
+pub mod dealloc;
 pub mod find;
 pub mod frames;
 pub mod memory;

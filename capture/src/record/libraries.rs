@@ -10,6 +10,8 @@ use super::session::{LOOK_AGAIN, Session};
 use crate::kernel::links::{Link, Program};
 use crate::probes;
 use crate::probes::library::Library;
+use crate::python::dealloc;
+use crate::python::find::Python;
 use crate::target::libraries::{self, LibraryFile};
 
 impl Session {
@@ -37,6 +39,22 @@ impl Session {
         if let Err(error) = watched {
             self.trouble(format!("the dynamic linker: {error:#}; libraries are looked for every {LOOK_AGAIN:?}"));
         }
+    }
+
+    /// Has the programs notice when this Python frees code objects. False if that can't be yet.
+    pub(super) fn watch_code(&mut self, pid: u32, python: &Python) -> Result<bool> {
+        let Some(dealloc) = dealloc::find(pid, python, self.site_kernel)? else { return Ok(false) };
+        if self.watched_pythons.insert(dealloc.id) {
+            let link = Link {
+                program: Program::CodeFreed,
+                symbol: "code_dealloc",
+                file_offset: dealloc.file_offset,
+                cookie: 0,
+            };
+            let refused = self.kernel.attach(&[link], &libraries::open_path(&dealloc.file))?;
+            anyhow::ensure!(refused.is_empty(), "no probe at {}", refused.join(", "));
+        }
+        Ok(true)
     }
 
     fn sites(&self, path: &Path, symbols: &[&str]) -> Result<probes::Sites> {

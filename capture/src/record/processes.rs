@@ -34,6 +34,8 @@ pub(super) struct Recorded {
     /// When the last of its threads ended that did, and its wait status.
     last_end: Option<(i64, i64)>,
     python: Python,
+    /// Whether its freed code objects are seen, or never will be, which then was told.
+    is_code_watched: bool,
 }
 
 /// What is known of a process's interpreter.
@@ -59,8 +61,6 @@ impl Session {
             // The unsaid may have been looked for in between.
             Notice::Executed(pid) if self.is_found_as_it_is(pid) => {}
             Notice::Executed(pid) => {
-                // What was told to the programs meanwhile was of the program before.
-                self.kernel.set_interpreter(pid, None)?;
                 self.begin_known(pid, true)?;
                 self.look_at(pid);
             }
@@ -70,6 +70,7 @@ impl Session {
                     recorded.last_end = Some((time_ns, status));
                 }
             }
+            Notice::TaskRunner { pid, code, string_type } => self.name_tasks(pid, code, string_type)?,
             Notice::Unknown(_) => {}
         }
         Ok(())
@@ -101,13 +102,18 @@ impl Session {
     }
 
     pub(super) fn begin_process(&mut self, pid: u32) -> Result<()> {
-        let mut target = self.new_target();
+        let target = self.new_target();
         // First the interpreter: a call that comes before it is known has no stack.
+        let mut is_code_watched = false;
         if let Ok(located) = find::locate(pid) {
-            (target.interpreter, target.has_interpreter) = (located.interpreter, 1);
+            is_code_watched = self.watch_code(pid, &located).unwrap_or(false);
+            self.kernel.set_interpreter(pid, target.generation, Some(located.interpreter))?;
         }
         self.kernel.set_target(pid, target)?;
         self.begin_known(pid, false)?;
+        if let Some(recorded) = self.processes.get_mut(&pid) {
+            recorded.is_code_watched = is_code_watched;
+        }
         self.lifecycle(pid, lifecycle_kind::ATTACH, monotonic_ns(), 0)
     }
 
@@ -127,14 +133,14 @@ impl Session {
             },
         );
         self.collector.begin_process(&identity, is_new, &mut self.tape)?;
-        let target = self.kernel.target(pid);
-        let inherited = target.filter(|target| target.has_interpreter != 0).map(|target| target.interpreter);
+        let generation = self.kernel.target(pid).map_or(0, |target| target.generation);
+        let inherited = self.kernel.interpreter(pid, generation);
         if let Some(interpreter) = inherited {
             self.collector.set_layout(pid, interpreter.layout);
         }
         let python = inherited.map_or(Python::Unknown, |interpreter| Python::Unproven(interpreter, Instant::now()));
-        let generation = target.map_or(0, |target| target.generation);
-        let recorded = Recorded { pidfd, generation, was_unsaid: false, last_end: None, python };
+        let recorded =
+            Recorded { pidfd, generation, was_unsaid: false, last_end: None, python, is_code_watched: false };
         if self.processes.insert(pid, recorded).is_none() {
             self.recorded += 1;
         }
@@ -160,6 +166,38 @@ impl Session {
         if let Err(error) = self.look_for_python(pid) {
             self.trouble(error.to_string());
         }
+        self.look_for_code(pid, None);
+    }
+
+    /// Sees to it that the programs notice when a walked process frees code objects.
+    fn look_for_code(&mut self, pid: u32, located: Option<&find::Python>) {
+        let Some(recorded) = self.processes.get(&pid).filter(|recorded| !recorded.is_code_watched) else { return };
+        let is_late = match recorded.python {
+            Python::Unknown | Python::Refused => return,
+            Python::Proven => true,
+            Python::Unproven(_, since) => since.elapsed() > PROVEN_WITHIN,
+        };
+        let watched = match located {
+            Some(located) => self.watch_code(pid, located),
+            // Of one that was inherited only the layout is known.
+            None => match find::locate(pid) {
+                Ok(located) => self.watch_code(pid, &located),
+                Err(_) => return,
+            },
+        };
+        let why = match watched {
+            Ok(true) => None,
+            // The dynamic linker may not have been there yet.
+            Ok(false) if !is_late => return,
+            Ok(false) => Some("its type of code objects is not found".to_owned()),
+            Err(error) => Some(format!("{error:#}")),
+        };
+        if let Some(recorded) = self.processes.get_mut(&pid) {
+            recorded.is_code_watched = true;
+        }
+        if let Some(why) = why {
+            self.trouble(format!("process {pid}: code that takes the place of freed code may have its names: {why}"));
+        }
     }
 
     /// Finds a process's interpreter, and has its stacks walked from then on. That can't wait for the proof that its memory is
@@ -180,8 +218,10 @@ impl Session {
                     }
                 };
                 recorded.python = Python::Unproven(located.interpreter, Instant::now());
+                let generation = recorded.generation;
+                self.look_for_code(pid, Some(&located));
                 self.collector.set_layout(pid, located.interpreter.layout);
-                self.kernel.set_interpreter(pid, Some(located.interpreter))?;
+                self.kernel.set_interpreter(pid, generation, Some(located.interpreter))?;
                 located.interpreter
             }
         };
@@ -190,20 +230,31 @@ impl Session {
         match proof {
             Ok(()) => {
                 recorded.python = Python::Proven;
-                self.kernel.set_interpreter(pid, Some(interpreter))?;
+                if let Some(walked) = self.kernel.interpreter(pid, recorded.generation) {
+                    (interpreter.task_runner, interpreter.string_type) = (walked.task_runner, walked.string_type);
+                }
+                self.kernel.set_interpreter(pid, recorded.generation, Some(interpreter))?;
             }
             Err(refusal @ Refusal::SelfTest { .. }) => {
                 if let Python::Unproven(_, since) = recorded.python
                     && since.elapsed() > PROVEN_WITHIN
                 {
                     recorded.python = Python::Refused;
-                    self.kernel.set_interpreter(pid, None)?;
+                    self.kernel.set_interpreter(pid, recorded.generation, None)?;
                     self.trouble(format!("process {pid}: no Python stacks: {refusal}"));
                 }
             }
             Err(_) => {}
         }
         Ok(())
+    }
+
+    /// Has the programs look for the names of tasks, from where asyncio runs them.
+    fn name_tasks(&mut self, pid: u32, code: u64, string_type: u64) -> Result<(), KernelError> {
+        let Some(recorded) = self.processes.get(&pid) else { return Ok(()) };
+        let Some(interpreter) = self.kernel.interpreter(pid, recorded.generation) else { return Ok(()) };
+        let interpreter = Interpreter { task_runner: code, string_type, ..interpreter };
+        self.kernel.set_interpreter(pid, recorded.generation, Some(interpreter))
     }
 
     /// Ends processes that are gone, after their last records.

@@ -69,6 +69,8 @@ pub struct Session {
     /// Libraries that have probes, by device and inode.
     pub(super) libraries: FxHashSet<FileId>,
     pub(super) library_paths: Vec<PathBuf>,
+    /// Files of interpreters whose code objects are seen to be freed.
+    pub(super) watched_pythons: FxHashSet<FileId>,
     pub(super) probes: usize,
     pub(super) recorded: u64,
     /// Whether the probes have been taken away: no new ones then.
@@ -117,6 +119,7 @@ impl Session {
             processes: FxHashMap::default(),
             libraries: FxHashSet::default(),
             library_paths: Vec::new(),
+            watched_pythons: FxHashSet::default(),
             probes: 0,
             recorded: 0,
             is_ending: false,
@@ -294,6 +297,7 @@ impl Session {
             self.losses.tell(&self.functions, &counters, monotonic_ns(), &mut self.tape)?;
         }
         if self.read_clocks.elapsed() >= CLOCKS {
+            self.collector.sweep();
             self.read_clocks()?;
         }
         Ok(())

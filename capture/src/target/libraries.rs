@@ -163,7 +163,7 @@ fn load_address(mappings: &[Mapping], code: &Mapping) -> u64 {
 }
 
 /// Opens a mapped file: by its mapping, which needs a capability, else by its path in the process's own root.
-pub(super) fn open_mapping(pid: u32, mapping: &Mapping) -> Result<File, Error> {
+pub(crate) fn open_mapping(pid: u32, mapping: &Mapping) -> Result<File, Error> {
     let by_mapping = match File::open(format!("/proc/{pid}/map_files/{}", mapping.name())) {
         Ok(file) => return Ok(file),
         Err(error) => error,

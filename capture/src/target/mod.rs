@@ -56,7 +56,7 @@ pub enum Error {
 
 impl Error {
     /// What a failure to read a file of `/proc/PID` means.
-    fn of(pid: u32, file: &str, error: io::Error) -> Error {
+    pub(crate) fn of(pid: u32, file: &str, error: io::Error) -> Error {
         match error.raw_os_error() {
             Some(libc::ENOENT | libc::ESRCH) => Error::NoSuchProcess(pid),
             Some(libc::EACCES | libc::EPERM) => Error::NoPermission(pid),

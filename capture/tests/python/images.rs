@@ -8,7 +8,7 @@ use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
-use ktape_capture::python::code::Code;
+use ktape_capture::python::code::{Code, LongTexts};
 use ktape_capture::python::find::{find, threads};
 use ktape_capture::python::frames::walk;
 use ktape_capture::python::memory::ProcessMemory;
@@ -57,7 +57,7 @@ impl Image {
         let told: Told = serde_json::from_slice(&std::fs::read(Self::path(minor, "json")).unwrap()).unwrap();
         let layout = *LAYOUTS.iter().find(|layout| layout.version == 0x0300 | minor).unwrap();
         let Told { runtime, tss_key, first_slots, slot_tables, stopped } = told;
-        (image, Interpreter { runtime, tss_key, first_slots, slot_tables, layout }, stopped)
+        (image, Interpreter { runtime, tss_key, first_slots, slot_tables, layout, ..Interpreter::default() }, stopped)
     }
 
     fn save(&self, minor: u16) {
@@ -219,7 +219,7 @@ fn damaged_images_end_within_the_bounds() {
                     image.reads.set(0);
                     copy_code(&image, &interpreter.layout, frame.code, &mut body);
                     assert!(image.reads.get() <= 20);
-                    let code = Code::new(&body, &interpreter.layout, Some(&image));
+                    let code = Code::new(&body, &LongTexts::default(), &interpreter.layout, Some(&image));
                     let _ = code.line(frame.instruction);
                 }
             }

@@ -7,6 +7,7 @@
 mod calls;
 mod copies;
 mod kernels;
+mod native;
 mod objects;
 mod stacks;
 mod thread;
@@ -15,7 +16,8 @@ use std::mem::offset_of;
 
 use ktape_ebpf::python::Layout;
 use ktape_ebpf::wire::{
-    Call, CodeRecord, Lifecycle, MemoryCall, NAME_BYTES, Plain as _, Return, StackBody, StackCall, kind, life,
+    Call, CodeRecord, Lifecycle, MemoryCall, NAME_BYTES, NativeBody, Plain as _, Return, StackBody, StackCall,
+    TaskBody, TextPiece, kind, life,
 };
 use ktape_format::Sink;
 use ktape_format::definition::{self, Function, api_domain, property};
@@ -28,7 +30,7 @@ use crate::probes::functions::Probed;
 use calls::{Arguments, Open};
 use kernels::Kernels;
 use objects::Objects;
-use stacks::Stacks;
+use stacks::{Large as _, Stacks};
 use thread::{Pending, Thread};
 
 /// Who a process is, for its definition.
@@ -60,6 +62,8 @@ pub enum Notice {
     Unknown(u32),
     /// A thread ended: its process, when, and its wait status.
     ThreadEnded { pid: u32, time_ns: i64, status: i64 },
+    /// A process runs asyncio: the code object whose frames run tasks, and `PyUnicode_Type`.
+    TaskRunner { pid: u32, code: u64, string_type: u64 },
 }
 
 /// What was taken of one function.
@@ -177,6 +181,11 @@ impl Outside {
         Ok(())
     }
 
+    /// Forgets what no call can refer to any more. To be called every few seconds.
+    pub fn sweep(&mut self) {
+        self.processes.values_mut().for_each(|process| process.stacks.sweep());
+    }
+
     /// Ends all processes.
     pub fn finish<S: Sink>(&mut self, sink: &mut S) -> Result<(), S::Error> {
         let mut pids: Vec<u32> = self.processes.keys().copied().collect();
@@ -255,11 +264,38 @@ impl Outside {
                     self.gaps.incomplete_stacks += u64::from(body.end != 0);
                 }
             }
+            kind::NATIVE_BODY => {
+                if let Some(body) = NativeBody::read(record)
+                    && let Some(process) = self.processes.get_mut(&upper(body.pid_tid))
+                {
+                    process.stacks.add_native(&body, &record[size_of::<NativeBody>()..]);
+                }
+            }
             kind::CODE => {
-                if let Some(code) = stacks::code_record(record)
+                if let Some(code) = CodeRecord::of(record)
                     && let Some(process) = self.processes.get_mut(&upper(code.pid_tid))
                 {
-                    process.stacks.add_code(&code.body);
+                    let pid = process.pid;
+                    let string_type = process.stacks.add_code(lower(code.pid_tid), &code.body);
+                    return Ok(string_type.map(|string_type| Notice::TaskRunner {
+                        pid,
+                        code: code.body.code,
+                        string_type,
+                    }));
+                }
+            }
+            kind::TEXT_PIECE => {
+                if let Some(piece) = TextPiece::of(record)
+                    && let Some(process) = self.processes.get_mut(&upper(piece.pid_tid))
+                {
+                    process.stacks.add_piece(piece);
+                }
+            }
+            kind::TASK_BODY => {
+                if let Some(body) = TaskBody::read(record)
+                    && let Some(process) = self.processes.get_mut(&upper(body.pid_tid))
+                {
+                    process.stacks.add_task(&body);
                 }
             }
             kind::LIFECYCLE => {
@@ -416,7 +452,10 @@ impl Outside {
 fn pid_of(kind: u32, record: &[u8]) -> Option<u32> {
     let offset = match kind {
         kind::STACK_BODY => offset_of!(StackBody, pid_tid),
+        kind::NATIVE_BODY => offset_of!(NativeBody, pid_tid),
         kind::CODE => offset_of!(CodeRecord, pid_tid),
+        kind::TASK_BODY => offset_of!(TaskBody, pid_tid),
+        kind::TEXT_PIECE => offset_of!(TextPiece, pid_tid),
         kind::RETURN => offset_of!(Return, pid_tid),
         _ => offset_of!(Call, pid_tid),
     };

@@ -3,13 +3,14 @@
 //! A stack's body comes once, before the first call that has it, and after the code objects in it. Frames are named at once,
 //! while their code objects are what they were.
 
-use ktape_ebpf::python::{CodeBody, End, Layout, RawFrame};
-use ktape_ebpf::wire::{CodeRecord, Plain as _, StackBody};
+use ktape_ebpf::python::{CodeBody, End, Layout, Memory as _, RawFrame, raw_kind};
+use ktape_ebpf::wire::{CodeRecord, NativeBody, Plain as _, StackBody, TaskBody, TextPiece, text};
 use ktape_format::Sink;
 use ktape_format::definition::{Frame, Stack, frame_kind};
 use rustc_hash::FxHashMap;
 
-use crate::python::code::Code;
+use super::native::Natives;
+use crate::python::code::{Code, LongTexts, task_name};
 use crate::python::frames::{Codes, Named};
 use crate::python::memory::ProcessMemory;
 
@@ -17,23 +18,68 @@ use crate::python::memory::ProcessMemory;
 pub(super) struct Stacks {
     pid: u32,
     layout: Option<Layout>,
-    by_hash: FxHashMap<u64, u32>,
+    by_hash: FxHashMap<u64, Known>,
+    /// The latest epoch of a stack, and the one that was the latest at the last [`Stacks::sweep`].
+    epoch: u64,
+    swept_epoch: u64,
     codes: Codes,
+    /// Texts that are on their way in pieces: of which code object, by the thread that sends them and what they are.
+    pieces: FxHashMap<(u32, u32), (u64, Vec<u8>)>,
+    /// Names of tasks, by their hash.
+    tasks: FxHashMap<u64, String>,
+    natives: Natives,
+    /// The native frames of the stack whose body comes next, by its hash.
+    native: Option<(u64, Vec<u64>)>,
 }
 
-/// Reads a code object's record; it is too long to be copied about.
-pub(super) fn code_record(record: &[u8]) -> Option<&CodeRecord> {
-    let is_whole = record.len() >= size_of::<CodeRecord>() && record.as_ptr().cast::<CodeRecord>().is_aligned();
-    // SAFETY: long enough and aligned, and any bytes are a value: it is made of integers.
-    is_whole.then(|| unsafe { &*record.as_ptr().cast() })
+/// A stack whose body came.
+struct Known {
+    id: u32,
+    epoch: u64,
 }
+
+/// `PyObject.ob_type`.
+const OBJECT_TYPE: u64 = 8;
+
+/// Between the frames of a thread that waits and those of one without Python that it waits for.
+const AWAITED: &str = "[awaited thread without Python]";
+
+/// A record that is too long to be copied about, and consists of integers.
+///
+/// # Safety
+///
+/// Any bytes are a value.
+pub(super) unsafe trait Large: Sized {
+    /// The record, where it lies.
+    fn of(record: &[u8]) -> Option<&Self> {
+        let is_whole = record.len() >= size_of::<Self>() && record.as_ptr().cast::<Self>().is_aligned();
+        // SAFETY: long enough and aligned, and any bytes are a value.
+        is_whole.then(|| unsafe { &*record.as_ptr().cast() })
+    }
+}
+
+// SAFETY: integers.
+unsafe impl Large for CodeRecord {}
+// SAFETY: integers.
+unsafe impl Large for TextPiece {}
 
 impl Stacks {
     pub(super) fn new(pid: u32) -> Stacks {
-        Stacks { pid, layout: None, by_hash: FxHashMap::default(), codes: Codes::default() }
+        Stacks {
+            pid,
+            layout: None,
+            by_hash: FxHashMap::default(),
+            epoch: 0,
+            swept_epoch: 0,
+            codes: Codes::default(),
+            pieces: FxHashMap::default(),
+            tasks: FxHashMap::default(),
+            natives: Natives::new(pid),
+            native: None,
+        }
     }
 
-    /// Learns which Python it is. Without that there are no code objects and no stacks.
+    /// Learns which Python it is. Without that there are no code objects and no Python frames.
     pub(super) fn set_layout(&mut self, layout: Layout) {
         self.layout = Some(layout);
     }
@@ -45,58 +91,130 @@ impl Stacks {
 
     /// The id of a stack; `None` for one whose body did not come.
     pub(super) fn id(&self, hash: u64) -> Option<u32> {
-        self.by_hash.get(&hash).copied()
+        self.by_hash.get(&hash).map(|known| known.id)
     }
 
-    /// Takes a code object. What did not fit into the record is read from the process, if that is still there.
-    pub(super) fn add_code(&mut self, body: &CodeBody) {
-        let Some(layout) = &self.layout else { return };
+    /// Forgets the stacks that were of an earlier epoch at the last sweep already: no call has them any more, if sweeps are so
+    /// far apart that a call that was on its way at the one has come before the other.
+    pub(super) fn sweep(&mut self) {
+        if self.epoch != self.swept_epoch {
+            self.by_hash.retain(|_, known| known.epoch >= self.swept_epoch);
+            self.swept_epoch = self.epoch;
+        }
+    }
+
+    /// Takes a piece of a text of the code object that comes next.
+    pub(super) fn add_piece(&mut self, piece: &TextPiece) {
+        let (code, text) = self.pieces.entry((piece.pid_tid as u32, piece.text)).or_default();
+        if piece.offset == 0 {
+            *code = piece.code;
+            text.clear();
+        }
+        // One without the piece before it leaves the text short, which its length tells.
+        if *code == piece.code && piece.offset == text.len() as u64 {
+            text.extend(piece.bytes.iter().take(piece.length as usize));
+        }
+    }
+
+    /// The texts of this code object that this thread has sent in pieces.
+    fn take_texts(&mut self, tid: u32, code: u64) -> LongTexts {
+        [text::FILE, text::NAME, text::LINE_TABLE].map(|text| {
+            let (of, text) = self.pieces.remove(&(tid, text))?;
+            (of == code).then_some(text)
+        })
+    }
+
+    /// Takes a code object. What did not fit into the record is read from the process, if that is still there. If it is the
+    /// one that runs asyncio's tasks, returns the type of strings.
+    pub(super) fn add_code(&mut self, tid: u32, body: &CodeBody) -> Option<u64> {
+        let long = if self.pieces.is_empty() { LongTexts::default() } else { self.take_texts(tid, body.code) };
+        let layout = self.layout.as_ref()?;
         let memory = ProcessMemory::open(self.pid).ok();
-        self.codes.insert(body.code, Code::new(body, layout, memory.as_ref()));
+        let code = Code::new(body, &long, layout, memory.as_ref());
+        let runs_tasks = matches!(&*code.name, "Handle._run" | "_run") && code.file.ends_with("asyncio/events.py");
+        self.codes.insert(body.code, code);
+        let memory = memory.filter(|_| runs_tasks)?;
+        let name = memory.word(body.code.wrapping_add(layout.code_name.into()))?;
+        memory.word(name.wrapping_add(OBJECT_TYPE))
+    }
+
+    /// Takes the name of a task.
+    pub(super) fn add_task(&mut self, body: &TaskBody) {
+        self.tasks.insert(body.hash, task_name(&body.name));
+    }
+
+    /// Takes the native frames of a stack whose body comes next.
+    pub(super) fn add_native(&mut self, body: &NativeBody, addresses: &[u8]) {
+        let words = addresses.as_chunks().0.iter().take(body.depth as usize);
+        self.native = Some((body.stack, words.map(|&word| u64::from_ne_bytes(word)).collect()));
     }
 
     /// Takes a stack's body. Returns how many of its frames have no name.
     pub(super) fn add<S: Sink>(&mut self, body: &StackBody, frames: &[u8], sink: &mut S) -> Result<u64, S::Error> {
         let frames = frames.chunks_exact(size_of::<RawFrame>()).take(body.depth as usize);
         let mut unknown = 0;
-        let mut id = 0;
-        let push = |frame: Frame, line: u32, id: u32, sink: &mut S| {
-            let frame = sink.define(frame)?;
-            sink.define(Stack { parent: id, frame, line })
-        };
+        let mut stack = Growing { id: 0, sink };
         if let Some(why) = incomplete(body.end) {
-            let name = sink.string(why)?;
-            id = push(Frame { kind: frame_kind::UNKNOWN, name, file: 0, line: 0 }, 0, id, sink)?;
+            stack.mark(why)?;
         }
         for frame in frames.rev().filter_map(RawFrame::read) {
+            if frame.kind == raw_kind::TASK {
+                let name = self.tasks.get(&frame.code).map_or("[unknown]", String::as_str);
+                stack.push(frame_kind::RANGE, &format!("task {name}"), "", 0, 0)?;
+                continue;
+            }
             match self.codes.name(&frame) {
                 Named::Hidden => {}
                 Named::Shown(shown) => {
-                    let row = Frame {
-                        kind: frame_kind::PYTHON,
-                        name: sink.string(&shown.code.name)?,
-                        file: sink.string(&shown.code.file)?,
-                        line: shown.code.first_line.max(0) as u32,
-                    };
-                    id = push(row, shown.line.unwrap_or(0), id, sink)?;
+                    let first_line = shown.code.first_line.max(0) as u32;
+                    let line = shown.line.unwrap_or(0);
+                    stack.push(frame_kind::PYTHON, &shown.code.name, &shown.code.file, first_line, line)?;
                 }
                 Named::Unknown => {
                     unknown += 1;
-                    let name = sink.string(&format!("unknown code @{:#x}", frame.code))?;
-                    id = push(Frame { kind: frame_kind::PYTHON, name, file: 0, line: 0 }, 0, id, sink)?;
+                    stack.push(frame_kind::PYTHON, &format!("unknown code @{:#x}", frame.code), "", 0, 0)?;
                 }
             }
         }
-        self.by_hash.insert(body.stack, id);
+        if body.awaited_by != 0 {
+            stack.mark(AWAITED)?;
+        }
+        let native = self.native.take().filter(|(hash, _)| *hash == body.stack);
+        for &address in native.unwrap_or_default().1.iter().rev() {
+            let place = self.natives.place(address);
+            stack.push(frame_kind::NATIVE, &place.name, &place.file, 0, 0)?;
+        }
+        self.epoch = self.epoch.max(body.epoch);
+        self.by_hash.insert(body.stack, Known { id: stack.id, epoch: body.epoch });
         Ok(unknown)
     }
 }
 
+/// A stack that is put together from the root on.
+struct Growing<'sink, S> {
+    id: u32,
+    sink: &'sink mut S,
+}
+
+impl<S: Sink> Growing<'_, S> {
+    fn push(&mut self, kind: u8, name: &str, file: &str, first_line: u32, line: u32) -> Result<(), S::Error> {
+        let name = self.sink.string(name)?;
+        let file = if file.is_empty() { 0 } else { self.sink.string(file)? };
+        let frame = self.sink.define(Frame { kind, name, file, line: first_line })?;
+        self.id = self.sink.define(Stack { parent: self.id, frame, line })?;
+        Ok(())
+    }
+
+    fn mark(&mut self, what: &str) -> Result<(), S::Error> {
+        self.push(frame_kind::UNKNOWN, what, "", 0, 0)
+    }
+}
+
 /// What stands at the root of a stack that is not whole.
-fn incomplete(end: u64) -> Option<&'static str> {
+fn incomplete(end: u32) -> Option<&'static str> {
     match end {
-        end if end == End::Outermost as u64 => None,
-        end if end == End::Cut as u64 => Some("[further frames were not recorded]"),
+        end if end == End::Outermost as u32 => None,
+        end if end == End::Cut as u32 => Some("[further frames were not recorded]"),
         _ => Some("[further frames could not be read]"),
     }
 }
