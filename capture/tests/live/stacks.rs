@@ -144,36 +144,24 @@ cases! {
     recursion_of_500_frames
     recursion_to_the_limit
     mutual_recursion
-    #[ignore = "a code object at a freed one's address has the other's name"]
     exec_eval_and_lambda
     comprehensions
     class_bodies_and_metaclasses
     calls_over_several_lines
     special_methods
-    #[ignore = "a code object at a freed one's address has the other's name"]
     names_in_cyrillic
-    #[ignore = "a code object at a freed one's address has the other's name"]
     names_in_chinese
-    #[ignore = "a code object at a freed one's address has the other's name"]
     names_of_emoji
-    #[ignore = "a code object at a freed one's address has the other's name"]
     lone_surrogates
-    #[ignore = "a code object at a freed one's address has the other's name"]
     paths_of_4000_bytes
-    #[ignore = "a code object at a freed one's address has the other's name"]
     a_module_4000_directories_deep
-    #[ignore = "a code object at a freed one's address has the other's name"]
     a_name_of_2000_characters
     a_location_table_above_4_kib
-    #[ignore = "a code object at a freed one's address has the other's name"]
     lines_that_jump
-    #[ignore = "a code object at a freed one's address has the other's name"]
     code_without_lines
-    #[ignore = "a code object at a freed one's address has the other's name"]
     names_from_another_thread
     threads_200
     threads_that_come_and_go
-    #[ignore = "a code object at a freed one's address has the other's name"]
     thread_pools
     queues_between_threads
     threads_below_threading
@@ -181,7 +169,6 @@ cases! {
     asyncio_gather
     asyncio_generators
     asyncio_named_tasks
-    #[ignore = "a code object at a freed one's address has the other's name"]
     asyncio_callbacks_and_executors
     asyncio_task_groups
     coroutines_by_hand
@@ -192,29 +179,19 @@ cases! {
     trace_and_profile_functions
     fork_and_exec
     multiprocessing_by_spawn
-    #[ignore = "until 3.11 pthread's slot has the main interpreter's thread state"]
     subinterpreters
-    #[ignore = "until 3.11 pthread's slot has the main interpreter's thread state"]
     threads_of_subinterpreters
-    #[ignore = "until 3.11 pthread's slot has the main interpreter's thread state"]
     subinterpreters_from_several_threads
     subinterpreters_with_their_own_lock
     launches_of_an_extension_module
     signal_handlers
     at_exit_handlers
-    #[ignore = "a code object at a freed one's address has the other's name"]
     code_freed_and_its_address_used_again
-    #[ignore = "a code object at a freed one's address has the other's name"]
     code_freed_at_once
-    #[ignore = "a code object at a freed one's address has the other's name"]
     code_that_differs_in_its_name_only
-    #[ignore = "a code object at a freed one's address has the other's name"]
     code_that_differs_in_its_lines_only
-    #[ignore = "a code object at a freed one's address has the other's name"]
     functions_of_a_factory
-    #[ignore = "a code object at a freed one's address has the other's name"]
     code_replaced_in_a_function
-    #[ignore = "a code object at a freed one's address has the other's name"]
     code_freed_by_threads
 }
 
@@ -382,7 +359,6 @@ fn a_process_that_scrambles_its_own_python_is_recorded() {
 const MIX: u64 = 1_000_000;
 
 #[test]
-#[ignore = "a code object at a freed one's address has the other's name"]
 fn a_million_launches_by_all_versions_have_their_stacks() {
     let pythons = every_python();
     let asked = std::env::var("KTAPE_MIX").ok().map(|number| number.parse().expect("a number"));
