@@ -7,9 +7,7 @@
 use std::borrow::Cow;
 use std::sync::Arc;
 
-use ktape_ebpf::python::{
-    ABSENT, CodeBody, Copied, Layout, Memory, Part, RawFrame, TASK_NAME_BYTES, TaskName, raw_kind,
-};
+use ktape_ebpf::python::{CodeBody, Copied, Layout, Memory, Part, RawFrame, TASK_NAME_BYTES, TaskName, raw_kind};
 use ktape_ebpf::wire::text;
 
 /// Bytes of a string or a table that user space reads, at most: what is beyond isn't Python's.
@@ -54,8 +52,7 @@ impl Code {
             file: file.unwrap_or_else(|cut| cut).into(),
             first_line: body.first_line,
             incomplete,
-            // Before 3.11 every frame is shown, also one that is before its first instruction.
-            first_traceable: if layout.code_first_traceable == ABSENT { i32::MIN } else { body.first_traceable },
+            first_traceable: body.first_traceable,
             lines,
         }
     }
@@ -241,7 +238,6 @@ fn signed_number(bytes: &[u8]) -> i32 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::python::memory::ProcessMemory;
 
     fn lines_of(version: u16, first_line: i32, table: &[u8], instructions: &[i32]) -> Vec<Option<i32>> {
         let lines = Lines::decode(version, first_line, table);
@@ -270,18 +266,6 @@ mod tests {
             lines_of(0x030b, 100, &table, &[0, 2, 4, 6, 8, 10, 12]),
             [Some(102), Some(102), Some(102), None, Some(104), Some(56), None]
         );
-    }
-
-    #[test]
-    fn before_3_11_a_frame_at_no_instruction_is_shown() {
-        // What a trace function is called with: the frame has begun, but none of its instructions.
-        let frame = RawFrame { instruction: -1, ..RawFrame::default() };
-        for (version, hides) in [(0x0308, false), (0x030a, false), (0x030b, true), (0x030d, true)] {
-            let layout = ktape_ebpf::python::LAYOUTS.iter().find(|layout| layout.version == version).expect("a layout");
-            let body = CodeBody { first_line: 7, ..CodeBody::default() };
-            let code = Code::new(&body, &LongTexts::default(), layout, None::<&ProcessMemory>);
-            assert_eq!((code.hides(&frame), code.line(frame.instruction)), (hides, Some(7)), "{version:#x}");
-        }
     }
 
     #[test]
