@@ -66,14 +66,17 @@ pub struct Interpreter {
     pub first_slots: u32,
     /// From the thread pointer to the table of pointers to further slots, 32 each.
     pub slot_tables: u32,
-    /// 0
-    pub reserved: u32,
+    /// With [`KEY_TLS`], the module whose thread-local storage the state is in, by its index in the thread's vector of them;
+    /// 0 if it is at an offset from the thread pointer that is the same in all threads.
+    pub tls_module: u32,
+    /// With [`KEY_TLS`], from the module's storage, or from the thread pointer.
+    pub tls_offset: i32,
     /// Its version's offsets.
     pub layout: Layout,
 }
 
 // They go to and from eBPF maps as bytes, so there must be none that is not written.
-const _: () = assert!(size_of::<Interpreter>() == 48 + size_of::<Layout>() && size_of::<Layout>() == 56);
+const _: () = assert!(size_of::<Interpreter>() == 52 + size_of::<Layout>() && size_of::<Layout>() == 60);
 
 /// `specific_1stblock` in glibc's `struct pthread`, x86-64: `{ uintptr_t seq; void *data }` each.
 pub const GLIBC_FIRST_SLOTS: u32 = 0x310;
@@ -82,9 +85,17 @@ pub const GLIBC_SLOT_TABLES: u32 = 0x510;
 
 /// The key of an interpreter that has not begun yet.
 pub const KEY_UNREAD: u32 = u32::MAX;
-
-/// In place of the key where pthread's slots are not where glibc has them: the state is looked for in the interpreter's list.
+/// The key where the slot of a thread isn't where glibc keeps it (musl, say), but the interpreter's list of threads is right:
+/// a thread's state is to be looked up in that, and [`thread_state`] says nothing.
 pub const KEY_BY_LIST: u32 = u32::MAX - 1;
+/// The key of 3.15 and later, which have none: the state is in the thread-local variable `_Py_tss_gilstate`, which, unlike
+/// `_Py_tss_tstate`, stays while the thread has given the lock up.
+pub const KEY_TLS: u32 = u32::MAX - 2;
+
+/// From glibc's thread pointer to the vector of the storage of modules, `tcbhead_t.dtv`.
+const TLS_VECTOR: u64 = 8;
+/// The storage that a module has in no thread that hasn't used it: `TLS_DTV_UNALLOCATED`.
+const TLS_UNALLOCATED: u64 = u64::MAX;
 
 /// Keys in one block of slots, `PTHREAD_KEY_2NDLEVEL_SIZE`.
 const SLOTS: u32 = 32;
@@ -96,6 +107,9 @@ const SLOT_TABLES: u32 = 32;
 #[inline(always)]
 pub fn thread_state<M: Memory>(memory: &M, interpreter: &Interpreter, thread_pointer: u64) -> Option<u64> {
     let mut key = interpreter.tss_key;
+    if key == KEY_TLS {
+        return thread_local(memory, interpreter, thread_pointer);
+    }
     if key == KEY_UNREAD {
         let place = interpreter.runtime.wrapping_add(interpreter.layout.tss_key as u64);
         let read = memory.word(place)?;
@@ -144,6 +158,24 @@ pub fn runs_python<M: Memory>(memory: &M, interpreter: &Interpreter, thread_stat
     }
     let current = memory.word(interpreter.runtime.wrapping_add(layout.current_state as u64))?;
     Some(current == thread_state)
+}
+
+/// The thread-local variable of the thread with this thread pointer; 0 if it has none.
+#[inline(always)]
+fn thread_local<M: Memory>(memory: &M, interpreter: &Interpreter, thread_pointer: u64) -> Option<u64> {
+    let offset = interpreter.tls_offset as i64 as u64;
+    if interpreter.tls_module == 0 {
+        return memory.word(thread_pointer.wrapping_add(offset));
+    }
+    let vector = memory.word(thread_pointer.wrapping_add(TLS_VECTOR))?;
+    // How many modules the vector has room for is in the entry before its first.
+    if memory.word(vector.wrapping_sub(16))? < interpreter.tls_module as u64 {
+        return Some(0);
+    }
+    match memory.word(vector.wrapping_add(interpreter.tls_module as u64 * 16))? {
+        0 | TLS_UNALLOCATED => Some(0),
+        storage => memory.word(storage.wrapping_add(offset)),
+    }
 }
 
 /// The innermost frame of a thread state; 0 if it runs none. `None` if memory on the way can't be read.
@@ -295,26 +327,39 @@ pub fn step<M: Memory>(memory: &M, layout: &Layout, cursor: &mut Cursor) -> Step
     let code_word = cursor.word(layout.frame_code_word);
     let at = cursor.word(layout.frame_instruction_word);
     let previous = cursor.word(layout.frame_previous_word);
-    let owner = if layout.instruction_scale == 0 {
-        (cursor.word(layout.frame_owner_word) >> (layout.frame_owner_shift & 63)) as u8
-    } else {
-        0
-    };
+    let owner_word = cursor.word(layout.frame_owner_word);
+    let owner = if layout.instruction_scale == 0 { (owner_word >> (layout.frame_owner_shift & 63)) as u8 } else { 0 };
     cursor.frame = previous;
     if owner >= OWNED_BY_C_STACK {
         return Step::Shim;
     }
-    // 3.14 keeps marks in the lowest bits.
+    // 3.14 and later keep marks in the lowest bits.
     let code = code_word & !7;
     if code == 0 {
         return Step::End(End::Unreadable);
     }
-    let instruction = if layout.instruction_scale == 0 {
+    let instruction = if layout.code_copies != ABSENT {
+        match copy_of_instructions(memory, layout, code, owner_word as u32) {
+            Some(copy) => at.wrapping_sub(copy) as i32,
+            None => return Step::End(End::Unreadable),
+        }
+    } else if layout.instruction_scale == 0 {
         at.wrapping_sub(code).wrapping_sub(layout.code_instructions as u64) as i32
     } else {
         (at as i32).wrapping_mul(layout.instruction_scale as i32)
     };
     Step::Frame(RawFrame { code, instruction, kind: (owner == OWNED_BY_GENERATOR) as u32 })
+}
+
+/// Where the copy of a code object's instructions that a frame runs begins.
+#[inline(always)]
+fn copy_of_instructions<M: Memory>(memory: &M, layout: &Layout, code: u64, index: u32) -> Option<u64> {
+    // A `_PyCodeArray`: how many there are, and their addresses.
+    let copies = memory.word(code.wrapping_add(layout.code_copies as u64))?;
+    if index as u64 >= memory.word(copies)? {
+        return None;
+    }
+    memory.word(copies.wrapping_add(8).wrapping_add(index as u64 * 8)).filter(|&copy| copy != 0)
 }
 
 /// Frames of a stack that are kept, at most: the innermost. A power of two, so that an index can be masked.

@@ -26,6 +26,8 @@ pub mod property {
     pub const COMMAND: &str = "command";
     /// The container that a process is in, by its runtime's id.
     pub const CONTAINER: &str = "container";
+    /// The Python that a process runs, or why it has no Python stacks.
+    pub const PYTHON: &str = "python";
     /// A process's rank in a distributed job.
     pub const RANK: &str = "rank";
     /// How many ranks the job has.

@@ -172,6 +172,9 @@ fn print_processes(out: &mut impl Write, info: &Info<'_>) -> io::Result<()> {
         if let Some(container) = &process.container {
             write!(out, ", container {}", printable(container))?;
         }
+        if let Some(python) = &process.python {
+            write!(out, ", {}", printable(python))?;
+        }
         writeln!(out, ", {}", counted(process.threads, "thread"))?;
     }
     match silent {

@@ -41,6 +41,8 @@ pub struct ProcessSummary {
     pub world_size: Option<String>,
     /// The container that it is in.
     pub container: Option<String>,
+    /// The Python that it runs, or why it has no Python stacks.
+    pub python: Option<String>,
     /// How many of its threads are on the tape.
     pub threads: usize,
 }
@@ -160,6 +162,7 @@ impl Timeline {
                 rank: self.definitions.property(kind, id, property::RANK).map(str::to_owned),
                 world_size: self.definitions.property(kind, id, property::WORLD_SIZE).map(str::to_owned),
                 container: self.definitions.property(kind, id, property::CONTAINER).map(str::to_owned),
+                python: self.definitions.property(kind, id, property::PYTHON).map(str::to_owned),
                 threads: threads.get(&id).copied().unwrap_or(0),
             })
             .collect()

@@ -60,10 +60,12 @@ impl Part {
     #[inline(always)]
     pub(super) fn of_string<M: Memory>(memory: &M, layout: &Layout, pointer: u64) -> Option<Self> {
         let string = memory.word(pointer)?;
-        let length = memory.word(string.wrapping_add(VAR_OBJECT_SIZE))?;
-        let state = memory.half(string.wrapping_add(STRING_STATE))?;
-        let width = state >> 2 & 7;
-        let (compact, ascii) = (state >> 5 & 1 != 0, state >> 6 & 1 != 0);
+        let head = string.wrapping_add(layout.object_bytes as u64);
+        let length = memory.word(head)?;
+        let state = memory.half(head.wrapping_add(STRING_STATE))?;
+        let state = state >> (layout.string_kind_shift & 31);
+        let width = state & 7;
+        let (compact, ascii) = (state >> 3 & 1 != 0, state >> 4 & 1 != 0);
         if width != 1 && width != 2 && width != 4 {
             return None;
         }
@@ -95,17 +97,17 @@ impl Part {
     #[inline(always)]
     pub fn line_table<M: Memory>(memory: &M, layout: &Layout, code: u64) -> Option<Self> {
         let object = memory.word(code.wrapping_add(layout.code_line_table as u64))?;
-        let length = memory.word(object.wrapping_add(VAR_OBJECT_SIZE))?;
-        Some(Self { address: object.wrapping_add(BYTES_TEXT), length, width: 1 })
+        let head = object.wrapping_add(layout.object_bytes as u64);
+        let length = memory.word(head)?;
+        Some(Self { address: head.wrapping_add(BYTES_TEXT), length, width: 1 })
     }
 }
 
-/// `PyVarObject.ob_size`, and `PyASCIIObject.length`, which stands in its place.
-const VAR_OBJECT_SIZE: u64 = 16;
-/// `PyASCIIObject.state`: two bits `interned`, three `kind`, one `compact`, one `ascii`.
-const STRING_STATE: u64 = 32;
-/// `PyBytesObject.ob_sval`.
-const BYTES_TEXT: u64 = 32;
+/// `PyASCIIObject.state`, from its length on, which follows the head of the object as `PyVarObject.ob_size` does: `interned`,
+/// three bits `kind`, one `compact`, one `ascii`.
+const STRING_STATE: u64 = 16;
+/// `PyBytesObject.ob_sval`, from its length on.
+const BYTES_TEXT: u64 = 16;
 
 /// Bytes of a file's path that a [`CodeBody`] has room for.
 pub const FILE_BYTES: usize = 512;

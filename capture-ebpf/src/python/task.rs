@@ -6,7 +6,7 @@
 
 use core::mem::size_of;
 
-use super::{ABSENT, Interpreter, Memory, Part};
+use super::{ABSENT, Interpreter, Layout, Memory, Part};
 
 /// Bytes of a name that are kept.
 pub const TASK_NAME_BYTES: usize = 128;
@@ -23,17 +23,6 @@ pub struct TaskName {
     pub words: [u64; TASK_NAME_BYTES / 8],
 }
 
-/// `Handle._callback`: the slots of a class lie in the order of their names, and `_args` is the first.
-const HANDLE_CALLBACK: u64 = 24;
-/// `TaskStepMethWrapper.sw_task`, and `TaskWakeupMethWrapper.ww_task` before 3.10.
-const STEP_TASK: u64 = 16;
-/// `PyCFunctionObject.m_self`: the waking from 3.10 on is a method of the task.
-const METHOD_SELF: u64 = 24;
-/// `PyObject.ob_type`.
-const TYPE: u64 = 8;
-/// `PyTypeObject.tp_name`.
-const TYPE_NAME: u64 = 24;
-
 /// Finds the name of the task that this frame of `Handle._run` runs. False for what is no task, and for one that nobody has
 /// named: its number says nothing, and would make a stack of its own of every one.
 #[inline(always)]
@@ -49,18 +38,24 @@ fn find<M: Memory>(memory: &M, interpreter: &Interpreter, frame: u64, into: &mut
     }
     // 3.14 keeps marks in the lowest bits of what is in a frame.
     let handle = memory.word(frame.wrapping_add(layout.frame_locals as u64))? & !7;
-    let callback = memory.word(handle.wrapping_add(HANDLE_CALLBACK))?;
-    let mut task = memory.word(callback.wrapping_add(STEP_TASK))?;
-    if !is_task(memory, task) {
-        task = memory.word(callback.wrapping_add(METHOD_SELF))?;
-        if !is_task(memory, task) {
+    // The first word of an object behind its head, and the second.
+    let first = layout.object_bytes as u64;
+    let second = first + 8;
+    // `_callback`: the slots of a class lie in the order of their names, and `_args` is the first.
+    let callback = memory.word(handle.wrapping_add(second))?;
+    // `TaskStepMethWrapper.sw_task`, and `TaskWakeupMethWrapper.ww_task` before 3.10.
+    let mut task = memory.word(callback.wrapping_add(first))?;
+    if !is_task(memory, layout, task) {
+        // `PyCFunctionObject.m_self`: from 3.10 on the waking is a method of the task.
+        task = memory.word(callback.wrapping_add(second))?;
+        if !is_task(memory, layout, task) {
             return None;
         }
     }
     let at = task.wrapping_add(layout.task_name as u64);
     let name = memory.word(at)?;
     // From 3.12 on the name of one that has none is a number.
-    if memory.word(name.wrapping_add(TYPE))? != interpreter.string_type {
+    if memory.word(name.wrapping_add(layout.type_offset()))? != interpreter.string_type {
         return None;
     }
     let part = Part::of_string(memory, layout, at)?;
@@ -82,10 +77,11 @@ fn find<M: Memory>(memory: &M, interpreter: &Interpreter, frame: u64, into: &mut
 
 /// Whether an object is a task of the C accelerator: asked of its type's name, which has no other of that kind.
 #[inline(always)]
-fn is_task<M: Memory>(memory: &M, object: u64) -> bool {
+fn is_task<M: Memory>(memory: &M, layout: &Layout, object: u64) -> bool {
     let name = memory
-        .word(object.wrapping_add(TYPE))
-        .and_then(|class| memory.word(class.wrapping_add(TYPE_NAME)))
+        .word(object.wrapping_add(layout.type_offset()))
+        // `tp_name`, behind the head of an object with a length.
+        .and_then(|class| memory.word(class.wrapping_add(layout.object_bytes as u64 + 8)))
         .and_then(|name| Some((memory.word(name)?, memory.word(name.wrapping_add(8))?)));
     // The end of the text and what lies behind it are not of the name.
     const END: u64 = (1 << 48) - 1;
@@ -159,7 +155,7 @@ mod tests {
 
     #[test]
     fn a_step_and_a_waking_lead_to_the_tasks_name() {
-        for task_at in [STEP_TASK, METHOD_SELF] {
+        for task_at in [16, 24] {
             let (length, bytes) = named(task_at, STRING, 7, b"prefill\0\0\0\0\0\0\0\0\0").unwrap();
             assert_eq!((length, &bytes[..7]), (7, &b"prefill"[..]));
             assert!(bytes[7..].iter().all(|&byte| byte == 0));

@@ -102,11 +102,12 @@ pub(crate) fn parts() -> Vec<Part> {
         ],
     }];
     for (version, program) in target::pythons() {
-        let mut python = |what: String, stacks: u64, warm_up: u64, measured: &[(Variant, Option<f64>)]| {
+        let mut python = |what: String, depth: u64, stacks: u64, warm_up: u64, measured: &[(Variant, Option<f64>)]| {
             let program = program.clone();
             let command = move || {
                 let mut command = target::python(&program, "launches.py");
-                command.args(["--on-request", "--depth", "30", "--distinct-stacks", &stacks.to_string()]);
+                let [depth, stacks] = [depth, stacks].map(|number| number.to_string());
+                command.args(["--on-request", "--depth", &depth, "--distinct-stacks", &stacks]);
                 Ok(command)
             };
             let floor = [(Variant::Nothing, None), (Variant::Empty(Place::Chosen), None)];
@@ -118,11 +119,14 @@ pub(crate) fn parts() -> Vec<Part> {
                 variants,
             });
         };
-        let both = [(NO_STACKS, Some(1.5)), (STACKS, Some(2.5))];
-        python("one stack of 30 frames".to_owned(), 1, BATCH, &both);
+        for depth in [10, 30, 100, 256] {
+            let goal = (depth == 30).then_some(2.5);
+            let both = [(NO_STACKS, Some(1.5)), (STACKS, goal)];
+            python(format!("one stack of {depth} frames"), depth, 1, BATCH, &both);
+        }
         let changing = [(STACKS, Some(4.0))];
-        python(format!("{KNOWN_STACKS} stacks of 30 frames in turn"), KNOWN_STACKS, 2 * KNOWN_STACKS, &changing);
-        python("a new stack of 30 frames each time".to_owned(), NEW_STACKS, BATCH, &changing);
+        python(format!("{KNOWN_STACKS} stacks of 30 frames in turn"), 30, KNOWN_STACKS, 2 * KNOWN_STACKS, &changing);
+        python("a new stack of 30 frames each time".to_owned(), 30, NEW_STACKS, BATCH, &changing);
     }
     parts
 }

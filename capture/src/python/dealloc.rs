@@ -9,7 +9,7 @@ use std::os::unix::fs::FileExt as _;
 
 use ktape_ebpf::python::Memory as _;
 
-use super::find::Python;
+use super::find::{Python, code_type};
 use super::memory::ProcessMemory;
 use crate::probes::{self, site};
 use crate::target::libraries::{FileId, open_mapping};
@@ -29,11 +29,13 @@ pub struct CodeDealloc {
 /// Bytes of code that are looked at for the place.
 const CODE_BYTES: usize = 256;
 
-/// Finds it. `None` where the type has no symbol, or does not point to code: the dynamic linker has yet to fill it in.
+/// Finds it. `None` where the type has no symbol and no code runs yet, or where it does not point to code: the dynamic linker has
+/// yet to fill it in.
 pub fn find(pid: u32, python: &Python, kernel: probes::Kernel) -> Result<Option<CodeDealloc>, Error> {
-    let Some(code_type) = python.code_type else { return Ok(None) };
     let memory = ProcessMemory::open(pid).map_err(|error| Error::of(pid, "mem", error))?;
-    let slot = code_type.wrapping_add(python.interpreter.layout.type_dealloc.into());
+    let code_type = python.code_type.or_else(|| code_type(&memory, &python.interpreter));
+    let Some(code_type) = code_type else { return Ok(None) };
+    let slot = code_type.wrapping_add(python.interpreter.layout.dealloc_offset());
     let Some(address) = memory.word(slot) else { return Ok(None) };
     let mappings = maps::of(pid)?;
     let is_there = |mapping: &&maps::Mapping| (mapping.start..mapping.end).contains(&address) && mapping.executable;

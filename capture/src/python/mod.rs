@@ -3,6 +3,10 @@
 
 pub mod code;
 pub mod dealloc;
+mod elf;
+mod files;
 pub mod find;
 pub mod frames;
 pub mod memory;
+mod offsets;
+mod slot;

@@ -34,6 +34,8 @@ pub(super) struct Recorded {
     /// When the last of its threads ended that did, and its wait status.
     last_end: Option<(i64, i64)>,
     python: Python,
+    /// What the tape says of its Python.
+    said_of_python: String,
     /// Whether its freed code objects are seen, or never will be, which then was told.
     is_code_watched: bool,
 }
@@ -104,16 +106,14 @@ impl Session {
     pub(super) fn begin_process(&mut self, pid: u32) -> Result<()> {
         let target = self.new_target();
         // First the interpreter: a call that comes before it is known has no stack.
-        let mut is_code_watched = false;
-        if let Ok(located) = find::locate(pid) {
-            is_code_watched = self.watch_code(pid, &located).unwrap_or(false);
+        let located = find::locate(pid).ok();
+        if let Some(located) = &located {
+            // What goes wrong here is tried again, and told then.
+            let _ = self.watch_code(pid, located);
             self.kernel.set_interpreter(pid, target.generation, Some(located.interpreter))?;
         }
         self.kernel.set_target(pid, target)?;
         self.begin_known(pid, false)?;
-        if let Some(recorded) = self.processes.get_mut(&pid) {
-            recorded.is_code_watched = is_code_watched;
-        }
         self.lifecycle(pid, lifecycle_kind::ATTACH, monotonic_ns(), 0)
     }
 
@@ -139,8 +139,15 @@ impl Session {
             self.collector.set_layout(pid, interpreter.layout);
         }
         let python = inherited.map_or(Python::Unknown, |interpreter| Python::Unproven(interpreter, Instant::now()));
-        let recorded =
-            Recorded { pidfd, generation, was_unsaid: false, last_end: None, python, is_code_watched: false };
+        let recorded = Recorded {
+            pidfd,
+            generation,
+            was_unsaid: false,
+            last_end: None,
+            python,
+            said_of_python: String::new(),
+            is_code_watched: false,
+        };
         if self.processes.insert(pid, recorded).is_none() {
             self.recorded += 1;
         }
@@ -163,32 +170,29 @@ impl Session {
             Err(target::Error::NoSuchProcess(_)) => {}
             Err(error) => self.trouble(error.to_string()),
         }
-        if let Err(error) = self.look_for_python(pid) {
+        if let Err(error) = self.look_for_python(pid).and_then(|()| self.look_for_code(pid, None)) {
             self.trouble(error.to_string());
         }
-        self.look_for_code(pid, None);
     }
 
     /// Sees to it that the programs notice when a walked process frees code objects.
-    fn look_for_code(&mut self, pid: u32, located: Option<&find::Python>) {
-        let Some(recorded) = self.processes.get(&pid).filter(|recorded| !recorded.is_code_watched) else { return };
+    fn look_for_code(&mut self, pid: u32, located: Option<&find::Python>) -> Result<()> {
+        let Some(recorded) = self.processes.get(&pid).filter(|recorded| !recorded.is_code_watched) else {
+            return Ok(());
+        };
         let is_late = match recorded.python {
-            Python::Unknown | Python::Refused => return,
+            Python::Unknown | Python::Refused => return Ok(()),
             Python::Proven => true,
             Python::Unproven(_, since) => since.elapsed() > PROVEN_WITHIN,
         };
-        let watched = match located {
-            Some(located) => self.watch_code(pid, located),
-            // Of one that was inherited only the layout is known.
-            None => match find::locate(pid) {
-                Ok(located) => self.watch_code(pid, &located),
-                Err(_) => return,
-            },
-        };
-        let why = match watched {
+        // Of one that was inherited only the layout is known.
+        let found = if located.is_none() { find::locate(pid).ok() } else { None };
+        let Some(located) = located.or(found.as_ref()) else { return Ok(()) };
+        self.say_python(pid, &located.to_string())?;
+        let why = match self.watch_code(pid, located) {
             Ok(true) => None,
             // The dynamic linker may not have been there yet.
-            Ok(false) if !is_late => return,
+            Ok(false) if !is_late => return Ok(()),
             Ok(false) => Some("its type of code objects is not found".to_owned()),
             Err(error) => Some(format!("{error:#}")),
         };
@@ -198,11 +202,30 @@ impl Session {
         if let Some(why) = why {
             self.trouble(format!("process {pid}: code that takes the place of freed code may have its names: {why}"));
         }
+        Ok(())
+    }
+
+    /// Puts on the tape which Python a process runs, or why it has no Python stacks.
+    fn say_python(&mut self, pid: u32, what: &str) -> Result<()> {
+        let Some(recorded) = self.processes.get_mut(&pid).filter(|recorded| recorded.said_of_python != what) else {
+            return Ok(());
+        };
+        recorded.said_of_python = what.to_owned();
+        self.collector.say_python(pid, what, &mut self.tape)?;
+        Ok(())
+    }
+
+    /// Gives the Python of a process up.
+    fn refuse_python(&mut self, pid: u32, refusal: &Refusal) -> Result<()> {
+        let why = format!("no Python stacks: {refusal}");
+        self.say_python(pid, &why)?;
+        self.trouble(format!("process {pid}: {why}"));
+        Ok(())
     }
 
     /// Finds a process's interpreter, and has its stacks walked from then on. That can't wait for the proof that its memory is
     /// as its version says, as one that has just begun has nothing to prove it by; where the proof fails, there are no stacks.
-    pub(super) fn look_for_python(&mut self, pid: u32) -> Result<(), KernelError> {
+    pub(super) fn look_for_python(&mut self, pid: u32) -> Result<()> {
         let Some(recorded) = self.processes.get_mut(&pid) else { return Ok(()) };
         let mut interpreter = match &recorded.python {
             Python::Proven | Python::Refused => return Ok(()),
@@ -213,13 +236,12 @@ impl Session {
                     Err(Refusal::NoPython | Refusal::Io(_)) => return Ok(()),
                     Err(refusal) => {
                         recorded.python = Python::Refused;
-                        self.trouble(format!("process {pid}: no Python stacks: {refusal}"));
-                        return Ok(());
+                        return self.refuse_python(pid, &refusal);
                     }
                 };
                 recorded.python = Python::Unproven(located.interpreter, Instant::now());
                 let generation = recorded.generation;
-                self.look_for_code(pid, Some(&located));
+                self.look_for_code(pid, Some(&located))?;
                 self.collector.set_layout(pid, located.interpreter.layout);
                 self.kernel.set_interpreter(pid, generation, Some(located.interpreter))?;
                 located.interpreter
@@ -241,7 +263,7 @@ impl Session {
                 {
                     recorded.python = Python::Refused;
                     self.kernel.set_interpreter(pid, recorded.generation, None)?;
-                    self.trouble(format!("process {pid}: no Python stacks: {refusal}"));
+                    self.refuse_python(pid, &refusal)?;
                 }
             }
             Err(_) => {}

@@ -9,17 +9,19 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 use ktape_capture::python::code::{Code, LongTexts};
-use ktape_capture::python::find::{find, threads};
+use ktape_capture::python::find::{find, prove_in, threads};
 use ktape_capture::python::frames::walk;
 use ktape_capture::python::memory::ProcessMemory;
-use ktape_ebpf::python::{CodeBody, Interpreter, LAYOUTS, MAX_FRAMES, MAX_STEPS, Memory, copy_code};
+use ktape_ebpf::python::{
+    CodeBody, Interpreter, KEY_TLS, KEY_UNREAD, Layout, MAX_FRAMES, MAX_STEPS, Memory, copy_code,
+};
 use serde::{Deserialize, Serialize};
 
-use super::interpreters::{DIRECTORY, Stopped, Workload, builds_of};
+use super::interpreters::{DIRECTORY, Stopped, Workload, builds_of, row_of};
 use super::live::{assert_stopped, kept, stack};
 
 /// Which versions have images.
-const IMAGES: [u16; 2] = [11, 12];
+const IMAGES: [&str; 5] = ["3.11", "3.12", "3.13t", "3.14", "3.15"];
 
 /// What lies beside an image.
 #[derive(Deserialize, Serialize)]
@@ -28,6 +30,10 @@ struct Told {
     tss_key: u32,
     first_slots: u32,
     slot_tables: u32,
+    #[serde(default)]
+    tls_module: u32,
+    #[serde(default)]
+    tls_offset: i32,
     stopped: Vec<Stopped>,
 }
 
@@ -39,12 +45,12 @@ struct Image {
 }
 
 impl Image {
-    fn path(minor: u16, extension: &str) -> PathBuf {
-        PathBuf::from(format!("{DIRECTORY}/images/cpython-3.{minor}.{extension}"))
+    fn path(version: &str, extension: &str) -> PathBuf {
+        PathBuf::from(format!("{DIRECTORY}/images/cpython-{version}.{extension}"))
     }
 
-    fn load(minor: u16) -> (Self, Interpreter, Vec<Stopped>) {
-        let bytes = std::fs::read(Self::path(minor, "image")).unwrap();
+    fn load(version: &str) -> (Self, Interpreter, Vec<Stopped>) {
+        let bytes = std::fs::read(Self::path(version, "image")).unwrap();
         let mut rest = bytes.as_slice();
         let mut image = Self::default();
         while !rest.is_empty() {
@@ -54,20 +60,34 @@ impl Image {
             image.ranges.insert(address, range.to_vec());
             rest = tail;
         }
-        let told: Told = serde_json::from_slice(&std::fs::read(Self::path(minor, "json")).unwrap()).unwrap();
-        let layout = *LAYOUTS.iter().find(|layout| layout.version == 0x0300 | minor).unwrap();
-        let Told { runtime, tss_key, first_slots, slot_tables, stopped } = told;
-        (image, Interpreter { runtime, tss_key, first_slots, slot_tables, layout, ..Interpreter::default() }, stopped)
+        let told: Told = serde_json::from_slice(&std::fs::read(Self::path(version, "json")).unwrap()).unwrap();
+        let (number, is_free_threaded) = row_of(version);
+        let layout = Layout::of(number, is_free_threaded).unwrap();
+        let Told { runtime, tss_key, first_slots, slot_tables, tls_module, tls_offset, stopped } = told;
+        (
+            image,
+            Interpreter {
+                runtime,
+                tss_key,
+                first_slots,
+                slot_tables,
+                tls_module,
+                tls_offset,
+                layout,
+                ..Interpreter::default()
+            },
+            stopped,
+        )
     }
 
-    fn save(&self, minor: u16) {
+    fn save(&self, version: &str) {
         let mut bytes = Vec::new();
         for (address, range) in &self.ranges {
             bytes.extend(address.to_le_bytes());
             bytes.extend((range.len() as u64).to_le_bytes());
             bytes.extend(range);
         }
-        std::fs::write(Self::path(minor, "image"), bytes).unwrap();
+        std::fs::write(Self::path(version, "image"), bytes).unwrap();
     }
 }
 
@@ -123,8 +143,8 @@ impl Memory for Recorder {
 #[test]
 #[ignore = "writes the images that the other tests read"]
 fn make_the_images() {
-    for minor in IMAGES {
-        let Some(python) = builds_of(minor).into_iter().next() else { continue };
+    for version in IMAGES {
+        let Some(python) = builds_of(version).into_iter().next() else { continue };
         let mut workload = Workload::start(&python, &[]);
         let interpreter = find(workload.pid()).unwrap().interpreter;
         let process = ProcessMemory::open(workload.pid()).unwrap();
@@ -134,27 +154,33 @@ fn make_the_images() {
         workload.hold_the_lock();
         assert_stopped(&process, &interpreter, workload.stopped.last().unwrap());
         let memory = Recorder { process, bytes: RefCell::default() };
+        prove_in(&memory, &mut interpreter.clone()).unwrap();
         assert_eq!(threads(&memory, &interpreter).len(), workload.stopped.len());
         for stopped in &workload.stopped {
             assert_eq!(stack(&memory, &interpreter, stopped.pthread), kept(&stopped.stack), "{}", stopped.case);
         }
-        memory.image().save(minor);
-        let Interpreter { runtime, tss_key, first_slots, slot_tables, .. } = interpreter;
+        memory.image().save(version);
+        let Interpreter { runtime, tss_key, first_slots, slot_tables, tls_module, tls_offset, .. } = interpreter;
         let stopped = std::mem::take(&mut workload.stopped);
-        let told = Told { runtime, tss_key, first_slots, slot_tables, stopped };
-        std::fs::write(Image::path(minor, "json"), serde_json::to_vec(&told).unwrap()).unwrap();
+        let told = Told { runtime, tss_key, first_slots, slot_tables, tls_module, tls_offset, stopped };
+        std::fs::write(Image::path(version, "json"), serde_json::to_vec(&told).unwrap()).unwrap();
     }
 }
 
 #[test]
 fn every_stack_of_an_image_is_what_python_said() {
-    for minor in IMAGES {
-        let (image, interpreter, stopped) = Image::load(minor);
+    for version in IMAGES {
+        let (image, interpreter, stopped) = Image::load(version);
         assert!(stopped.len() >= 20);
+        let mut proven =
+            Interpreter { tss_key: if interpreter.tss_key == KEY_TLS { KEY_TLS } else { KEY_UNREAD }, ..interpreter };
+        prove_in(&image, &mut proven).unwrap();
+        // Which interpreter is the main one matters to several; it is not kept.
+        assert_eq!(Interpreter { main: 0, ..proven }, interpreter, "{version}");
         let threads = threads(&image, &interpreter);
         for Stopped { case, pthread, stack: told } in &stopped {
-            assert!(threads.iter().any(|thread| thread.pthread == *pthread), "{case} of 3.{minor}");
-            assert_eq!(stack(&image, &interpreter, *pthread), kept(told), "{case} of 3.{minor}");
+            assert!(threads.iter().any(|thread| thread.pthread == *pthread), "{case} of {version}");
+            assert_eq!(stack(&image, &interpreter, *pthread), kept(told), "{case} of {version}");
         }
     }
 }
@@ -200,8 +226,8 @@ fn damage(image: &mut Image, numbers: &mut Numbers) {
 #[test]
 fn damaged_images_end_within_the_bounds() {
     let mut numbers = Numbers(0x9e37_79b9_7f4a_7c15);
-    for minor in IMAGES {
-        let (whole, interpreter, stopped) = Image::load(minor);
+    for version in IMAGES {
+        let (whole, interpreter, stopped) = Image::load(version);
         let mut different = 0;
         for _ in 0..150 {
             let mut image = whole.clone();

@@ -9,33 +9,45 @@ use serde::{Deserialize, Serialize};
 /// Where the programs of these tests are.
 pub(super) const DIRECTORY: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/python");
 
-/// Every different `python3.MINOR` on the path and under pyenv. Says so if there is none.
+/// Every different `pythonVERSION` on the path, under pyenv and in target/pythons (fixtures/pythons/setup.sh). Says so if there
+/// is none. The version may have the letters of a build behind it: 3.13t is free-threaded, 3.13d a debug build.
 #[expect(clippy::print_stderr, reason = "a test that is skipped says so")]
-pub(super) fn builds_of(minor: u16) -> Vec<PathBuf> {
-    let name = format!("python3.{minor}");
+pub(super) fn builds_of(version: &str) -> Vec<PathBuf> {
+    let name = format!("python{version}");
     let on_path = std::env::var_os("PATH").map(|path| std::env::split_paths(&path).collect::<Vec<_>>());
     let mut directories = on_path.unwrap_or_default();
+    let folders_in =
+        |folder: PathBuf| std::fs::read_dir(folder).into_iter().flatten().flatten().map(|entry| entry.path());
     if let Ok(root) = Command::new("pyenv").arg("root").output() {
         let versions = Path::new(String::from_utf8_lossy(&root.stdout).trim()).join("versions");
-        let installed = std::fs::read_dir(versions).into_iter().flatten().flatten();
-        directories.extend(installed.map(|version| version.path().join("bin")));
+        directories.extend(folders_in(versions).map(|version| version.join("bin")));
     }
+    let unpacked = folders_in(Path::new(env!("CARGO_MANIFEST_DIR")).join("../target/pythons"));
+    directories.extend(unpacked.flat_map(|python| [python.join("bin"), python.join("usr/bin")]));
     // What it runs, asked of itself: a pyenv shim may run any version or none.
-    let ask = "import os, sys; print(sys.version_info[1], os.path.realpath(sys.executable))";
+    let ask = "import os, sys, sysconfig; debug = hasattr(sys, 'gettotalrefcount'); \
+        free = sysconfig.get_config_var('Py_GIL_DISABLED'); \
+        print('%d.%d%s%s' % (*sys.version_info[:2], 't' * bool(free), 'd' * debug), os.path.realpath(sys.executable))";
     let mut builds = Vec::new();
     for candidate in directories.iter().map(|directory| directory.join(&name)).filter(|file| file.exists()) {
         let Ok(output) = Command::new(candidate).args(["-c", ask]).output() else { continue };
         let answer = String::from_utf8_lossy(&output.stdout).trim().to_owned();
-        if let Some(file) = answer.strip_prefix(&format!("{minor} ")).map(PathBuf::from)
+        if let Some(file) = answer.strip_prefix(&format!("{version} ")).map(PathBuf::from)
             && !builds.contains(&file)
         {
             builds.push(file);
         }
     }
     if builds.is_empty() {
-        eprintln!("skipped: there is no {name} here");
+        eprintln!("SKIPPED: there is no {name} here");
     }
     builds
+}
+
+/// The table's version of this one, and whether it is free-threaded.
+pub(super) fn row_of(version: &str) -> (u16, bool) {
+    let minor = version.trim_start_matches("3.").trim_end_matches(['t', 'd']);
+    (0x0300 | minor.parse::<u16>().unwrap(), version.contains('t'))
 }
 
 /// A frame as Python tells it: qualified name, file, line.
@@ -55,7 +67,7 @@ struct Cases {
 }
 
 /// Runs `workload.py` under this relative name: given the path, Python would make it absolute, and images would name this machine.
-const RUN: &str = "exec(compile(open('workload.py').read(), 'workload.py', 'exec'))";
+pub(super) const RUN: &str = "exec(compile(open('workload.py').read(), 'workload.py', 'exec'))";
 
 /// `workload.py` with its threads stopped. Killed when dropped.
 pub(super) struct Workload {
@@ -67,9 +79,14 @@ pub(super) struct Workload {
 impl Workload {
     /// Starts it and waits until every thread but the first has told where it stops. It stops right after.
     pub(super) fn start(python: &Path, arguments: &[&str]) -> Self {
-        let mut child = Command::new(python)
-            .args(["-c", RUN])
-            .args(arguments)
+        let mut command = Command::new(python);
+        command.args(["-c", RUN]).args(arguments);
+        Self::of(command)
+    }
+
+    /// Starts it by this command, to which [`RUN`] is given already.
+    pub(super) fn of(mut command: Command) -> Self {
+        let mut child = command
             .current_dir(DIRECTORY)
             .env("PYTHONDONTWRITEBYTECODE", "1")
             .stdin(Stdio::piped())

@@ -36,6 +36,7 @@ def show(code):
             show(constant)
 
 
-for path in sorted(glob.glob(os.path.join(os.path.dirname(os.__file__), "*.py"))):
+# One of them is a link to a configuration, which is not there where the package was only unpacked.
+for path in filter(os.path.isfile, sorted(glob.glob(os.path.join(os.path.dirname(os.__file__), "*.py")))):
     with open(path, "rb") as file:
         show(compile(file.read(), path, "exec"))

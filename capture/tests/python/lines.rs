@@ -5,7 +5,7 @@ use std::process::Command;
 use ktape_capture::python::code::Lines;
 use serde::Deserialize;
 
-use super::interpreters::{DIRECTORY, builds_of};
+use super::interpreters::{DIRECTORY, builds_of, row_of};
 
 #[derive(Deserialize)]
 struct Shown {
@@ -14,8 +14,8 @@ struct Shown {
     lines: Vec<(i32, i32, Option<i32>)>,
 }
 
-fn every_line_is_what_python_says(minor: u16) {
-    for python in builds_of(minor) {
+fn every_line_is_what_python_says(version: &str) {
+    for python in builds_of(version) {
         let output = Command::new(&python).arg("lines.py").current_dir(DIRECTORY).output().unwrap();
         assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
         let mut instructions = 0;
@@ -23,7 +23,7 @@ fn every_line_is_what_python_says(minor: u16) {
             let shown: Shown = serde_json::from_slice(shown).unwrap();
             let digits = |at: usize| u8::from_str_radix(&shown.table[at..at + 2], 16).unwrap();
             let table: Vec<u8> = (0..shown.table.len()).step_by(2).map(digits).collect();
-            let lines = Lines::decode(0x0300 | minor, shown.first, &table);
+            let lines = Lines::decode(row_of(version).0, shown.first, &table);
             for (begin, end, line) in shown.lines {
                 for instruction in (begin..end).step_by(2) {
                     assert_eq!(lines.at(instruction), line, "{instruction} of {} with {table:?}", shown.first);
@@ -37,25 +37,35 @@ fn every_line_is_what_python_says(minor: u16) {
 
 #[test]
 fn every_line_of_3_9_is_what_python_says() {
-    every_line_is_what_python_says(9);
+    every_line_is_what_python_says("3.9");
 }
 
 #[test]
 fn every_line_of_3_10_is_what_python_says() {
-    every_line_is_what_python_says(10);
+    every_line_is_what_python_says("3.10");
 }
 
 #[test]
 fn every_line_of_3_11_is_what_python_says() {
-    every_line_is_what_python_says(11);
+    every_line_is_what_python_says("3.11");
 }
 
 #[test]
 fn every_line_of_3_12_is_what_python_says() {
-    every_line_is_what_python_says(12);
+    every_line_is_what_python_says("3.12");
 }
 
 #[test]
 fn every_line_of_3_13_is_what_python_says() {
-    every_line_is_what_python_says(13);
+    every_line_is_what_python_says("3.13");
+}
+
+#[test]
+fn every_line_of_3_14_is_what_python_says() {
+    every_line_is_what_python_says("3.14");
+}
+
+#[test]
+fn every_line_of_3_15_is_what_python_says() {
+    every_line_is_what_python_says("3.15");
 }

@@ -5,9 +5,9 @@ use std::time::{Duration, Instant};
 use ktape_capture::python::find::{Refusal, find, threads};
 use ktape_capture::python::frames::{Codes, Named, walk};
 use ktape_capture::python::memory::ProcessMemory;
-use ktape_ebpf::python::{End, Interpreter, MAX_FRAMES, Memory, thread_state};
+use ktape_ebpf::python::{End, Interpreter, KEY_BY_LIST, Layout, MAX_FRAMES, Memory, thread_state};
 
-use super::interpreters::{Stopped, Told, Workload, builds_of};
+use super::interpreters::{Stopped, Told, Workload, builds_of, row_of};
 
 /// The stack of the thread with this thread pointer, and how the walk ended: all the way that a recorded one goes.
 pub(super) fn stack<M: Memory>(memory: &M, interpreter: &Interpreter, thread_pointer: u64) -> (Vec<Told>, u32) {
@@ -44,11 +44,13 @@ pub(super) fn assert_stopped<M: Memory>(memory: &M, interpreter: &Interpreter, s
     assert_eq!(found, expected, "{} in 3.{}", stopped.case, interpreter.layout.version & 0xff);
 }
 
-fn every_stack_is_what_python_says(minor: u16) {
-    for python in builds_of(minor) {
+fn every_stack_is_what_python_says(version: &str) {
+    for python in builds_of(version) {
         let mut workload = Workload::start(&python, &["all"]);
         let interpreter = find(workload.pid()).unwrap().interpreter;
-        assert_eq!(interpreter.layout.version, 0x0300 | minor);
+        let Layout { version: found, free_threaded, .. } = interpreter.layout;
+        assert_eq!((found, free_threaded != 0), row_of(version));
+        assert_ne!(interpreter.tss_key, KEY_BY_LIST);
         let memory = ProcessMemory::open(workload.pid()).unwrap();
         for stopped in &workload.stopped {
             assert_stopped(&memory, &interpreter, stopped);
@@ -65,37 +67,67 @@ fn every_stack_is_what_python_says(minor: u16) {
 
 #[test]
 fn every_stack_of_3_8_is_what_python_says() {
-    every_stack_is_what_python_says(8);
+    every_stack_is_what_python_says("3.8");
 }
 
 #[test]
 fn every_stack_of_3_9_is_what_python_says() {
-    every_stack_is_what_python_says(9);
+    every_stack_is_what_python_says("3.9");
 }
 
 #[test]
 fn every_stack_of_3_10_is_what_python_says() {
-    every_stack_is_what_python_says(10);
+    every_stack_is_what_python_says("3.10");
 }
 
 #[test]
 fn every_stack_of_3_11_is_what_python_says() {
-    every_stack_is_what_python_says(11);
+    every_stack_is_what_python_says("3.11");
 }
 
 #[test]
 fn every_stack_of_3_12_is_what_python_says() {
-    every_stack_is_what_python_says(12);
+    every_stack_is_what_python_says("3.12");
 }
 
 #[test]
 fn every_stack_of_3_13_is_what_python_says() {
-    every_stack_is_what_python_says(13);
+    every_stack_is_what_python_says("3.13");
+}
+
+#[test]
+fn every_stack_of_3_14_is_what_python_says() {
+    every_stack_is_what_python_says("3.14");
+}
+
+#[test]
+fn every_stack_of_3_15_is_what_python_says() {
+    every_stack_is_what_python_says("3.15");
+}
+
+#[test]
+fn every_stack_of_3_13t_is_what_python_says() {
+    every_stack_is_what_python_says("3.13t");
+}
+
+#[test]
+fn every_stack_of_3_11d_is_what_python_says() {
+    every_stack_is_what_python_says("3.11d");
+}
+
+#[test]
+fn every_stack_of_3_13d_is_what_python_says() {
+    every_stack_is_what_python_says("3.13d");
+}
+
+#[test]
+fn every_stack_of_3_14d_is_what_python_says() {
+    every_stack_is_what_python_says("3.14d");
 }
 
 #[test]
 fn a_version_without_a_layout_is_refused() {
-    for python in builds_of(7) {
+    for python in builds_of("3.7") {
         let mut child = std::process::Command::new(python)
             .args(["-c", "print(flush=True); input()"])
             .stdin(std::process::Stdio::piped())
@@ -106,6 +138,6 @@ fn a_version_without_a_layout_is_refused() {
         let refusal = find(child.id());
         child.kill().unwrap();
         child.wait().unwrap();
-        assert!(matches!(refusal, Err(Refusal::Version(0x0307))), "{refusal:?}");
+        assert!(matches!(refusal, Err(Refusal::Version(0x0307, _))), "{refusal:?}");
     }
 }

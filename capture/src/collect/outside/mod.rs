@@ -161,6 +161,14 @@ impl Outside {
         Ok(())
     }
 
+    /// Says of a process which Python it runs, or why it has no Python stacks.
+    pub fn say_python<S: Sink>(&mut self, pid: u32, what: &str, sink: &mut S) -> Result<(), S::Error> {
+        match self.process_id(pid) {
+            0 => Ok(()),
+            id => sink.property(DefinitionKind::Process as u16, id, property::PYTHON, what),
+        }
+    }
+
     /// Learns which Python a process runs.
     pub fn set_layout(&mut self, pid: u32, layout: Layout) {
         if let Some(process) = self.processes.get_mut(&pid) {

@@ -38,9 +38,6 @@ struct Known {
     epoch: u64,
 }
 
-/// `PyObject.ob_type`.
-const OBJECT_TYPE: u64 = 8;
-
 /// Between the frames of a thread that waits and those of one without Python that it waits for.
 const AWAITED: &str = "[awaited thread without Python]";
 
@@ -135,7 +132,7 @@ impl Stacks {
         self.codes.insert(body.code, code);
         let memory = memory.filter(|_| runs_tasks)?;
         let name = memory.word(body.code.wrapping_add(layout.code_name.into()))?;
-        memory.word(name.wrapping_add(OBJECT_TYPE))
+        memory.word(name.wrapping_add(layout.type_offset()))
     }
 
     /// Takes the name of a task.
