@@ -140,6 +140,11 @@ impl Scene {
         self.folder.path().join(name).display().to_string()
     }
 
+    /// A path in the folder that libraries are looked for in first.
+    pub(crate) fn driver(&self, name: &str) -> String {
+        self.driver.join(name).display().to_string()
+    }
+
     /// A file of `fixtures/`.
     pub(crate) fn fixture(&self, name: &str) -> String {
         Path::new(env!("CARGO_MANIFEST_DIR")).join("../fixtures").join(name).display().to_string()

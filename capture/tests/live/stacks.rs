@@ -11,7 +11,7 @@ use std::process::Command;
 use std::sync::OnceLock;
 
 use crate::EXACT;
-use crate::exact::{self, Tally};
+use crate::exact::{self, Compared, Tally};
 use crate::processes::{Scene, every_python, skip};
 
 /// What a recording and the driver's record come to.
@@ -80,13 +80,26 @@ fn workload(scene: &Scene, python: &[&str], arguments: &[&str]) -> Outcome {
     record(scene, &command, |_| {})
 }
 
+/// What is built in C for a Python; `None`, and said, where it can't be.
+fn native(python: &str) -> Option<String> {
+    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../fixtures/workloads/stacks/build.sh");
+    let output = Command::new(script).arg(python).output().expect("a shell");
+    if !output.status.success() {
+        skip(&format!("launches from C: {}", String::from_utf8_lossy(&output.stderr).trim()));
+        return None;
+    }
+    Some(String::from_utf8(output.stdout).expect("a path").trim().to_owned())
+}
+
 /// All cases of the workload, on each Python, recorded once.
 fn all_cases() -> &'static [(&'static str, Outcome)] {
     static RUNS: OnceLock<Vec<(&str, Outcome)>> = OnceLock::new();
     RUNS.get_or_init(|| {
         let run = |(version, python): &(&'static str, String)| {
             let scene = Scene::new("stacks")?;
-            Some((*version, workload(&scene, &[python], &["--cases", "all"])))
+            let native = native(python);
+            let arguments = native.iter().flat_map(|native| ["--native", native]).chain(["--cases", "all"]);
+            Some((*version, workload(&scene, &[python], &arguments.collect::<Vec<_>>())))
         };
         every_python().iter().filter_map(run).collect()
     })
@@ -164,6 +177,13 @@ cases! {
     ctypes_callbacks
     finalisers_and_weak_references
     trace_and_profile_functions
+    fork_and_exec
+    multiprocessing_by_spawn
+    subinterpreters
+    threads_of_subinterpreters
+    subinterpreters_from_several_threads
+    subinterpreters_with_their_own_lock
+    launches_of_an_extension_module
     signal_handlers
     at_exit_handlers
     code_freed_and_its_address_used_again
@@ -188,6 +208,153 @@ fn every_case_of_the_workload_has_its_test() {
     }
 }
 
+/// Cases that free no code, and take little time: for what concerns the process as a whole.
+const QUICK: &str = "lock_held_and_released,generators,decorators,c_that_calls_back,ctypes_callbacks,asyncio_gather";
+
+/// Demands that the quick cases are exact in processes that are begun in this way, on each Python.
+fn quick_cases(what: &str, command: impl Fn(&Scene, &str) -> Option<Vec<String>>) {
+    for (version, python) in every_python() {
+        let Some(scene) = Scene::new(what) else { return };
+        let Some(command) = command(&scene, python) else { continue };
+        let command: Vec<&str> = command.iter().map(String::as_str).collect();
+        let arguments = [command.as_slice(), &["--cases", QUICK]].concat();
+        record(&scene, &arguments, |_| {}).assert_exact(&format!("{what} on {version}"));
+    }
+}
+
+fn owned<const N: usize>(words: [&str; N]) -> Option<Vec<String>> {
+    Some(words.map(str::to_owned).to_vec())
+}
+
+#[test]
+fn with_import_times_and_optimised() {
+    quick_cases("-X importtime -O", |scene, python| {
+        owned([python, "-X", "importtime", "-O", &scene.fixture("workloads/stacks")])
+    });
+}
+
+#[test]
+fn in_development_mode_and_isolated() {
+    quick_cases("-X dev -I", |scene, python| owned([python, "-X", "dev", "-I", &scene.fixture("workloads/stacks")]));
+}
+
+#[test]
+fn with_memory_of_malloc() {
+    quick_cases("PYTHONMALLOC=malloc", |scene, python| {
+        owned(["env", "PYTHONMALLOC=malloc", python, &scene.fixture("workloads/stacks")])
+    });
+}
+
+#[test]
+fn in_a_virtual_environment() {
+    quick_cases("venv", |scene, python| {
+        let folder = scene.path("venv");
+        let made = Command::new(python).args(["-m", "venv", "--without-pip", &folder]).status();
+        assert!(made.expect("Python starts").success(), "{python}: no virtual environment");
+        owned([&format!("{folder}/bin/python"), &scene.fixture("workloads/stacks")])
+    });
+}
+
+#[test]
+fn in_a_zipapp() {
+    quick_cases("zipapp", |scene, python| {
+        let archive = scene.path("stacks.pyz");
+        let made =
+            Command::new(python).args(["-m", "zipapp", &scene.fixture("workloads/stacks"), "-o", &archive]).status();
+        assert!(made.expect("Python starts").success(), "{python}: no archive");
+        owned([python, &archive])
+    });
+}
+
+#[test]
+fn embedded_in_a_program_in_c() {
+    quick_cases("embedded", |scene, python| {
+        let program = format!("{}/embedded", native(python)?);
+        if !Path::new(&program).exists() {
+            skip(&format!("embedded: {python} has no libpython"));
+            return None;
+        }
+        owned([&program, &scene.fixture("workloads/stacks")])
+    });
+}
+
+#[test]
+fn with_a_stripped_libpython() {
+    quick_cases("stripped", |scene, python| {
+        let tell = "import sysconfig as s; print(s.get_config_var('LIBDIR') + '/' + s.get_config_var('INSTSONAME'))";
+        let output = Command::new(python).args(["-c", tell]).output().expect("Python starts");
+        let library = String::from_utf8(output.stdout).expect("a path").trim().to_owned();
+        let name = Path::new(&library).file_name()?.to_str()?.to_owned();
+        // The driver's folder comes first where libraries are looked for.
+        let copy = scene.driver(&name);
+        let stripped = Command::new("strip").args(["--strip-all", "-o", &copy, &library]).status();
+        if !name.contains(".so") || !stripped.is_ok_and(|status| status.success()) {
+            skip(&format!("stripped: {python} has no library to strip, or there is no strip"));
+            return None;
+        }
+        owned([python, &scene.fixture("workloads/stacks")])
+    });
+}
+
+#[test]
+fn forked_children_have_their_stacks() {
+    for (version, python) in every_python() {
+        let Some(scene) = Scene::new("forks") else { return };
+        let outcome = workload(&scene, &[python], &["--forks", "--cases", "depths"]);
+        outcome.assert_exact(version);
+        // Three processes launch four times each.
+        assert_eq!(outcome.kernels["forks"].launches, 12, "{version}");
+        assert_eq!(scene.truths().len(), 4, "{version}");
+    }
+}
+
+/// Threads without Python: every launch is there. What their stack is, see the recorder's own tests.
+#[test]
+fn threads_that_never_ran_python_are_recorded() {
+    for (version, python) in every_python() {
+        let Some(scene) = Scene::new("native threads") else { return };
+        let Some(native) = native(python) else { continue };
+        let outcome = workload(&scene, &[python], &["--native", &native, "--native-threads"]);
+        let tally = &outcome.kernels["native_threads"];
+        assert_eq!((tally.launches, tally.missing), (200, 0), "{version}");
+    }
+}
+
+/// A process that writes over what is read of it, and then dies of that or goes on. The recorder must end, soon, with a tape
+/// that has every launch.
+#[test]
+fn a_process_that_scrambles_its_own_python_is_recorded() {
+    for (version, python) in every_python() {
+        let Some(native) = native(python) else { continue };
+        for (seed, restores) in [("1", true), ("2", true), ("3", false)] {
+            let Some(scene) = Scene::new("scrambled") else { return };
+            let tape = scene.path("run.ktape");
+            let mut run = scene.capture(&["run", "--json", "-o", &tape, "--", python]);
+            run.arg(scene.fixture("workloads/stacks")).args(["--native", &native, "--scramble", seed]);
+            // The driver would ask the interpreter, which is not fit to answer.
+            run.args(restores.then_some("--restore")).env_remove("SIMCUDA_TRUTH_STACKS");
+            let began = std::time::Instant::now();
+            let output = run.output().expect("capture starts");
+            let took = began.elapsed();
+            assert!(took < std::time::Duration::from_secs(60), "{version}: {took:?}");
+            let said = String::from_utf8_lossy(&output.stderr);
+            let ended = output.status.code();
+            assert!(if restores { ended == Some(0) } else { ended.is_some() }, "{version}: {:?} {said}", output.status);
+            let summary: serde_json::Value = serde_json::from_slice(&output.stdout).expect("a summary");
+            let (pid, asked) = scene.asked(EXACT);
+            let compared = Compared { stacks: false, ..EXACT };
+            let recorded: usize = scene.recorded("run.ktape", pid, compared).values().map(Vec::len).sum();
+            let lost = exact::lost(Path::new(&tape)) as usize;
+            assert!(asked >= 20_000, "{version}: {asked} launches");
+            assert_eq!(asked, recorded + lost, "{version}, seed {seed}: {summary}");
+            // Stacks that couldn't be read, or not whole, are counted.
+            let gaps = &summary["gaps"];
+            let counted = [&summary["without_stack"], &gaps["incomplete_stacks"], &gaps["unknown_frames"]];
+            assert!(counted.iter().any(|count| count.as_u64() > Some(0)), "{version}, seed {seed}: {summary}");
+        }
+    }
+}
+
 /// Launches of the mix by all versions together; `KTAPE_MIX` is the number for each version instead.
 const MIX: u64 = 1_000_000;
 
@@ -202,7 +369,12 @@ fn a_million_launches_by_all_versions_have_their_stacks() {
         let Some(scene) = Scene::new("a million stacks") else { return };
         let outcome = workload(&scene, &[python], &["--mix", &each, "--threads", "6"]);
         let Tally { launches, equal, differing, without, missing, example } = outcome.total();
-        rows += &format!("| {version} | {launches} | {equal} | {differing} | {without} | {missing} |\n");
+        let row = format!("| {version} | {launches} | {equal} | {differing} | {without} | {missing} |\n");
+        if asked.is_some() {
+            // A million each takes minutes: told as they come.
+            std::io::Write::write_all(&mut std::io::stderr(), row.as_bytes()).expect("stderr is open");
+        }
+        rows += &row;
         if equal != launches {
             faults.push(format!("{version}: {example}"));
         } else {
@@ -210,8 +382,5 @@ fn a_million_launches_by_all_versions_have_their_stacks() {
         }
     }
     let table = format!("| Version | Launches | Equal | Differing | Without | Missing |\n{rows}");
-    if asked.is_some() {
-        std::io::Write::write_all(&mut std::io::stderr(), table.as_bytes()).expect("stderr is open");
-    }
     assert!(faults.is_empty(), "{table}{}", faults.join("\n"));
 }
