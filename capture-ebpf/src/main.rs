@@ -3,6 +3,7 @@
 //! `enter` and `leave` are at every probed function. They ask three things: is this process recorded (`TARGETS`), what is to
 //! be kept of this function (`PLANS`, by the probe's cookie), who called (`stack.rs`). The answer goes into one ring buffer,
 //! and the counters are raised before that is asked for room, so that what it cannot take is known.
+//! `sampled` (`sample.rs`) looks at running threads, where that was asked for.
 //! `forked`, `executed` and `exited` keep `TARGETS` true; `libraries` tells that a library came or went; `empty` is for the bench.
 
 #![no_std]
@@ -12,6 +13,7 @@
 #![expect(internal_features, reason = "see above")]
 
 mod maps;
+mod sample;
 mod stack;
 
 use aya_ebpf::EbpfContext as _;

@@ -40,6 +40,8 @@ pub mod kind {
     pub const CODE: u32 = 7;
     /// [`super::Lifecycle`]
     pub const LIFECYCLE: u32 = 8;
+    /// [`super::Sample`]
+    pub const SAMPLE: u32 = 10;
 }
 
 /// What is to be kept of a function's calls. All zero for a function that has no probe.
@@ -130,6 +132,22 @@ pub struct Return {
     pub result: u64,
     /// What the call handed out; 0 where nothing is asked for, or it could not be read.
     pub outs: [u64; 2],
+}
+
+/// A thread was found running.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Sample {
+    /// `kind::SAMPLE`
+    pub kind: u32,
+    /// The processor.
+    pub cpu: u32,
+    /// When, on `CLOCK_MONOTONIC`.
+    pub time_ns: u64,
+    /// The process in the upper half, the thread in the lower.
+    pub pid_tid: u64,
+    /// The hash of the Python stack; 0 for none.
+    pub stack: u64,
 }
 
 /// A stack that was not seen before. Its `depth` [`RawFrame`]s follow, innermost first.
@@ -273,4 +291,4 @@ macro_rules! plain {
         unsafe impl Plain for $record {}
     )* };
 }
-plain!(Call, StackCall, MemoryCall, Return, StackBody, Lifecycle, RawFrame);
+plain!(Call, StackCall, MemoryCall, Return, StackBody, Lifecycle, Sample, RawFrame);
