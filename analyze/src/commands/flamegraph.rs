@@ -4,6 +4,7 @@ use std::io::{self, BufWriter, Write};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, Result, bail};
+use ktape_format::Table as _;
 use regex::Regex;
 
 use super::load::{Loaded, load};
@@ -229,7 +230,9 @@ fn ensure_something(args: &Args, loaded: &Loaded, value: Value, weights: &Weight
             bail!("{file}: nothing to draw in the selection; `analyze info` with the same selection says what there is")
         }
         Value::Cpu if weights.events > 0 => {
-            bail!("{file}: it is not known how much time a CPU sample stands for: draw their number with `--value samples`")
+            bail!(
+                "{file}: it is not known how much time a CPU sample stands for: draw their number with `--value samples`"
+            )
         }
         Value::Cpu | Value::Samples => {
             bail!("{file}: no CPU samples to draw: `capture run --cpu-hz 99` records them beside the calls")

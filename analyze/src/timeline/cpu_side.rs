@@ -75,7 +75,8 @@ impl Timeline {
         }
         cpu.without_stack = by_stack.remove(&0).unwrap_or(0);
         cpu.functions = self.functions_of(&by_stack);
-        cpu.threads = by_thread.into_iter().map(|(id, (samples, time_ns))| self.samples_of(id, samples, time_ns)).collect();
+        cpu.threads =
+            by_thread.into_iter().map(|(id, (samples, time_ns))| self.samples_of(id, samples, time_ns)).collect();
         cpu.threads.sort_by_key(|thread| Reverse(thread.samples));
         Some(cpu)
     }
