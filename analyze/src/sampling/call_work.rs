@@ -17,7 +17,8 @@ use crate::timeline::{DeviceOp, Submitter, Timeline};
 /// known how long launches take: what is left then are the few calls that are long.
 pub(super) fn collect(collector: &mut Collector, timeline: &Timeline, ops: &[DeviceOp], by: By) -> Option<Waits> {
     let events = &timeline.events;
-    if !events.launch.duration_ns.iter().chain(&events.graph_launch.duration_ns).any(|&duration_ns| duration_ns > 0) {
+    let launches = if events.launch.is_empty() { &events.graph_launch.duration_ns } else { &events.launch.duration_ns };
+    if launches.iter().all(|&duration_ns| duration_ns == 0) {
         return None;
     }
     let mut calls = Calls { timeline, of_thread: FxHashMap::default(), absent: 0 };

@@ -5,6 +5,7 @@
 
 mod exact;
 mod processes;
+mod samples;
 
 use exact::Compared;
 use processes::{Scene, Target, pythons};
