@@ -306,9 +306,7 @@ impl Session {
             self.look_for_the_unsaid()?;
             let pids: Vec<u32> = self.processes.keys().copied().collect();
             pids.into_iter().for_each(|pid| self.look_at(pid));
-            for cpu in self.kernel.follow_processors()? {
-                self.trouble(format!("processor {cpu} came online: what runs there is sampled only since"));
-            }
+            self.follow_processors();
         }
         if self.told_losses.elapsed() >= TELL_LOSSES {
             self.told_losses = Instant::now();
@@ -320,6 +318,16 @@ impl Session {
             self.read_clocks()?;
         }
         Ok(())
+    }
+
+    /// Has processors sampled that came online. One that went again just now is no reason to end the recording.
+    fn follow_processors(&mut self) {
+        match self.kernel.follow_processors() {
+            Ok(came) => came.into_iter().for_each(|cpu| {
+                self.trouble(format!("processor {cpu} came online: what runs there is sampled only since"));
+            }),
+            Err(error) => self.trouble(format!("CPU samples: {error}")),
+        }
     }
 
     fn read_clocks(&mut self) -> Result<()> {
