@@ -208,6 +208,11 @@ fn write_agreement(
         duration(ran_ns as f64),
         duration(comparison.exact_ns as f64),
     );
+    // A tenth may be chance, and the interrupts of a machine.
+    if *in_calls > 0 && (ran_ns as f64) < 0.8 * comparison.exact_ns as f64 {
+        sentence += " For the rest they had to wait for a processor, which the exact time has in it and the samples have not, so \
+                     shares may differ by more than the intervals say.";
+    }
     let told = in_calls - without_stack;
     if told == 0 {
         sentence += " There is nothing to compare shares by.";
