@@ -41,7 +41,7 @@ pub mod kind {
     /// [`super::Lifecycle`]
     pub const LIFECYCLE: u32 = 8;
     /// [`super::Sample`]
-    pub const SAMPLE: u32 = 10;
+    pub const SAMPLE: u32 = 12;
 }
 
 /// What is to be kept of a function's calls. All zero for a function that has no probe.
