@@ -167,7 +167,7 @@ fn samples_that_found_no_room_are_told_as_losses() {
     for python in pythons() {
         let Some(scene) = Scene::new("lost CPU samples") else { return };
         let (tape, busy) = (scene.path("run.ktape"), scene.fixture("workloads/busy.py"));
-        let script = "read go; \"$0\" $BUSY --seconds 3; read go";
+        let script = "read go; \"$0\" $BUSY --seconds 3 > /dev/null; read go";
         let arguments = ["run", "--json", "--buffer", "1", "--cpu-hz", "10000", "-o", &tape, "--", "sh", "-c", script];
         let mut run = scene.capture(&arguments);
         run.arg(&python).env("BUSY", busy);
