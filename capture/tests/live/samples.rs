@@ -167,14 +167,18 @@ fn samples_that_found_no_room_are_told_as_losses() {
     for python in pythons() {
         let Some(scene) = Scene::new("lost CPU samples") else { return };
         let (tape, busy) = (scene.path("run.ktape"), scene.fixture("workloads/busy.py"));
-        let script = "read go; \"$0\" $BUSY --seconds 3 > /dev/null; read go";
+        let script = "read go; \"$0\" $BUSY --seconds 3 > /dev/null; touch $DONE; read go";
         let arguments = ["run", "--json", "--buffer", "1", "--cpu-hz", "10000", "-o", &tape, "--", "sh", "-c", script];
         let mut run = scene.capture(&arguments);
-        run.arg(&python).env("BUSY", busy);
+        let done = scene.path("done");
+        run.arg(&python).env("BUSY", busy).env("DONE", &done);
         let mut recorder = crate::processes::Running::start(run);
         recorder.pause();
         recorder.say("go");
-        std::thread::sleep(std::time::Duration::from_secs(8));
+        // Two threads of 3 s at 10,000 a second are more than the buffer holds.
+        while !Path::new(&done).exists() {
+            std::thread::sleep(std::time::Duration::from_millis(10));
+        }
         recorder.go_on();
         recorder.say("go");
         let (code, summary) = recorder.wait();
