@@ -3,6 +3,7 @@
 //! `enter` and `leave` are at every probed function. They ask three things: is this process recorded (`TARGETS`), what is to
 //! be kept of this function (`PLANS`, by the probe's cookie), who called (`stack.rs`). The answer goes into one ring buffer,
 //! and the counters are raised before that is asked for room, so that what it cannot take is known.
+//! `sampled` (`sample.rs`) looks at running threads, where that was asked for.
 //! `forked`, `executed` and `exited` keep `TARGETS` true; `libraries` tells that a library came or went; `code_freed` sees to it
 //! that what was said of a code object is not taken for true of the next one at its address; `empty` is for the bench.
 
@@ -13,6 +14,7 @@
 #![expect(internal_features, reason = "see above")]
 
 mod maps;
+mod sample;
 mod stack;
 
 use aya_ebpf::EbpfContext as _;
@@ -29,6 +31,7 @@ use ktape_ebpf::wire::{
 use crate::maps::{
     COUNTERS, INTERPRETERS, OUTS, OutKey, PLANS, TARGETS, TASK_EXIT_CODE, TASK_PID, TASK_TGID, count, send, setting,
 };
+use crate::stack::Seen;
 
 /// At a function's entry, or the first instructions after it.
 #[uprobe]
@@ -49,9 +52,10 @@ fn entered(ctx: &ProbeContext) -> Option<u32> {
     let counters = COUNTERS.get_ptr_mut(function)?;
     // SAFETY: a map's value.
     count(unsafe { &raw mut (*counters).calls });
-    let stack = if plan.stack != 0 { stack::record(ctx, target, pid_tid, counters) } else { 0 };
     // SAFETY: the context of a probe is its registers.
     let regs = unsafe { &*ctx.regs };
+    let seen = Seen::Calling(ctx.as_ptr(), regs.rsp);
+    let stack = if plan.stack != 0 { stack::record(seen, target, pid_tid, counters) } else { 0 };
     let call = Call {
         kind: plan.record,
         function,

@@ -9,11 +9,9 @@ use core::ffi::c_void;
 use core::intrinsics::{AtomicOrdering, atomic_cxchg};
 use core::mem::size_of;
 
-use aya_ebpf::EbpfContext as _;
 use aya_ebpf::bindings::{BPF_F_USER_STACK, task_struct};
 use aya_ebpf::helpers::bpf_probe_read_kernel;
 use aya_ebpf::helpers::generated::{bpf_get_current_task, bpf_get_stack, bpf_loop, bpf_probe_read_user};
-use aya_ebpf::programs::ProbeContext;
 use ktape_ebpf::python::{
     self, CodeBody, FILE_BYTES, LINE_TABLE_BYTES, MAX_FRAMES, MAX_SEARCH, MAX_STEPS, Memory, NAME_BYTES, Part,
     RawFrame, Step, TASK_NAME_BYTES, raw_kind,
@@ -39,9 +37,18 @@ impl Memory for User {
     }
 }
 
-/// The hash of the calling thread's stack; 0 for none.
+/// Where a thread is seen, with the program's context, which the kernel's own walk of native frames wants.
+#[derive(Clone, Copy)]
+pub(crate) enum Seen {
+    /// At a call, and the stack pointer there.
+    Calling(*mut c_void, u64),
+    /// Anywhere.
+    Running(*mut c_void),
+}
+
+/// The hash of this thread's stack; 0 for none.
 #[inline(always)]
-pub(crate) fn record(ctx: &ProbeContext, target: *mut Target, pid_tid: u64, counters: *mut Counters) -> u64 {
+pub(crate) fn record(seen: Seen, target: *mut Target, pid_tid: u64, counters: *mut Counters) -> u64 {
     let walked = INTERPRETERS.get_ptr((pid_tid >> 32) as u32);
     // SAFETY: maps' values.
     let walked = walked.filter(|walked| unsafe { (**walked).generation == (*target).generation });
@@ -54,9 +61,7 @@ pub(crate) fn record(ctx: &ProbeContext, target: *mut Target, pid_tid: u64, coun
         count(unsafe { &raw mut (*counters).without_stack });
         return 0;
     };
-    // SAFETY: the context of a probe is its registers.
-    let stack_pointer = unsafe { (*ctx.regs).rsp };
-    let hash = walk(ctx.as_ptr(), stack_pointer, target, index).unwrap_or_else(|| {
+    let hash = walk(seen, target, index).unwrap_or_else(|| {
         // SAFETY: a map's value.
         count(unsafe { &raw mut (*counters).without_stack });
         0
@@ -129,11 +134,11 @@ fn space(index: u32) -> Option<&'static mut Space> {
 
 /// The hash of the stack of a work space's thread. `None` where it could not be read at all.
 #[inline(always)]
-fn walk(context: *mut c_void, stack_pointer: u64, target: *mut Target, index: u32) -> Option<u64> {
+fn walk(seen: Seen, target: *mut Target, index: u32) -> Option<u64> {
     // The helper takes only pointers to the program's own stack, so the callbacks are told which space, not where it is.
     let mut of_loops = index;
     let of_loops = (&raw mut of_loops).cast::<c_void>();
-    begin(target, index, of_loops)?;
+    begin(seen, target, index, of_loops)?;
     if space(index)?.walk.has_frames() {
         // SAFETY: the callback is a function of the type that the helper calls, and the context outlives it.
         unsafe { bpf_loop(MAX_STEPS / STEPS_A_TURN, steps as *mut c_void, of_loops, 0) };
@@ -141,7 +146,7 @@ fn walk(context: *mut c_void, stack_pointer: u64, target: *mut Target, index: u3
     }
     let walked = space(index)?;
     if walked.wants_native != 0 {
-        add_native(context, User.word(stack_pointer).unwrap_or(0), walked);
+        add_native(seen, walked);
     }
     if walked.walk.count == 0 && walked.native_body.depth == 0 {
         return Some(0);
@@ -169,7 +174,7 @@ fn walk(context: *mut c_void, stack_pointer: u64, target: *mut Target, index: u3
 /// Finds the innermost frame, and begins the walk there: the calling thread's, or where that runs no Python the one's that
 /// called last from Python, if it waits.
 #[inline(always)]
-fn begin(target: *mut Target, index: u32, of_loops: *mut c_void) -> Option<()> {
+fn begin(seen: Seen, target: *mut Target, index: u32, of_loops: *mut c_void) -> Option<()> {
     let state = if space(index)?.interpreter.runtime == 0 { 0 } else { own_state(index, of_loops)? };
     let space = space(index)?;
     let Space { interpreter, .. } = space;
@@ -181,7 +186,7 @@ fn begin(target: *mut Target, index: u32, of_loops: *mut c_void) -> Option<()> {
     if frame != 0 {
         // SAFETY: a map's value. Written only if it changes: threads on other processors read it.
         unsafe {
-            if (*target).last_state != state {
+            if matches!(seen, Seen::Calling(..)) && (*target).last_state != state {
                 (*target).last_state = state;
                 (*target).last_tid = space.pid_tid & 0xffff_ffff;
             }
@@ -245,17 +250,23 @@ fn still_awaiting(index: u32) -> Option<()> {
 /// Has the kernel walk the native frames, by frame pointers. The calling function is not among what it finds: a probe is hit
 /// before a frame is set up, so that where the call returns to lies on top of the stack.
 #[inline(always)]
-fn add_native(context: *mut c_void, returns_to: u64, space: &mut Space) {
+fn add_native(seen: Seen, space: &mut Space) {
     const BYTES: u32 = 8 * (MAX_NATIVE_FRAMES as u32 - 1);
-    let found = (&raw mut space.native[1]).cast::<c_void>();
+    let (context, found) = match seen {
+        Seen::Calling(context, _) => (context, &raw mut space.native[1]),
+        Seen::Running(context) => (context, &raw mut space.native[0]),
+    };
     // SAFETY: the context is the program's own, the destination as long as is said.
-    let bytes = unsafe { bpf_get_stack(context, found, BYTES, u64::from(BPF_F_USER_STACK)) };
+    let bytes = unsafe { bpf_get_stack(context, found.cast(), BYTES, u64::from(BPF_F_USER_STACK)) };
     if bytes < 8 {
         return;
     }
-    space.native[0] = space.native[1];
-    space.native[1] = returns_to;
-    let depth = bytes as u32 / 8 + 1;
+    let mut depth = bytes as u32 / 8;
+    if let Seen::Calling(_, stack_pointer) = seen {
+        space.native[0] = space.native[1];
+        space.native[1] = User.word(stack_pointer).unwrap_or(0);
+        depth += 1;
+    }
     space.native_body.depth = depth;
     let mut at = 0;
     while at < MAX_NATIVE_FRAMES {

@@ -49,6 +49,8 @@ pub mod kind {
     pub const TASK_BODY: u32 = 10;
     /// [`super::TextPiece`]
     pub const TEXT_PIECE: u32 = 11;
+    /// [`super::Sample`]
+    pub const SAMPLE: u32 = 12;
 }
 
 /// What is to be kept of a function's calls. All zero for a function that has no probe.
@@ -139,6 +141,22 @@ pub struct Return {
     pub result: u64,
     /// What the call handed out; 0 where nothing is asked for, or it could not be read.
     pub outs: [u64; 2],
+}
+
+/// A thread was found running.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Sample {
+    /// `kind::SAMPLE`
+    pub kind: u32,
+    /// The processor.
+    pub cpu: u32,
+    /// When, on `CLOCK_MONOTONIC`.
+    pub time_ns: u64,
+    /// The process in the upper half, the thread in the lower.
+    pub pid_tid: u64,
+    /// The hash of the Python stack; 0 for none.
+    pub stack: u64,
 }
 
 /// A stack that was not seen before. Its `depth` [`RawFrame`]s follow, innermost first.
@@ -366,4 +384,4 @@ macro_rules! plain {
         unsafe impl Plain for $record {}
     )* };
 }
-plain!(Call, StackCall, MemoryCall, Return, StackBody, NativeBody, TaskBody, Lifecycle, RawFrame);
+plain!(Call, StackCall, MemoryCall, Return, StackBody, NativeBody, TaskBody, Lifecycle, Sample, RawFrame);

@@ -4,6 +4,7 @@ use std::io::{self, BufWriter, Write};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, Result, bail};
+use ktape_format::Table as _;
 use regex::Regex;
 
 use super::load::{Loaded, load};
@@ -20,6 +21,7 @@ Examples:
   analyze flamegraph run.ktape -o run.svg                  open it in a browser
   analyze flamegraph run.ktape -o run.svg --reverse        kernels, and who launched them
   analyze flamegraph run.ktape -o sync.svg --value sync    where the host waits
+  analyze flamegraph run.ktape -o cpu.svg --value cpu      what ran on the host, by CPU samples (capture run --cpu-hz 99)
   analyze flamegraph run.ktape --folded --filter attention
   analyze flamegraph run.ktape --speedscope run.json       for https://www.speedscope.app
 
@@ -36,7 +38,7 @@ pub struct Args {
     /// Where to write the SVG, or with --folded the text; `-` is standard output, the default of --folded
     #[arg(short, long, value_name = "FILE", required_unless_present_any = ["folded", "speedscope"])]
     output: Option<PathBuf>,
-    /// What the width is [default: gpu; launches of a recording without device times]
+    /// What the width is [default: gpu; launches of a recording without device times; cpu of one of nothing but CPU samples]
     #[arg(long, value_enum)]
     value: Option<Value>,
     /// What stands at the root, below the stack
@@ -116,6 +118,10 @@ fn value(args: &Args, loaded: &Loaded) -> Result<Value> {
             ));
             Ok(Value::Launches)
         }
+        None if !loaded.timeline.events.cpu_sample.is_empty() && loaded.timeline.device_ops().is_empty() => {
+            say(&format!("{}: no GPU work: widths are CPU time, by samples", loaded.path.display()));
+            Ok(Value::Cpu)
+        }
         None => Ok(Value::Gpu),
     }
 }
@@ -158,6 +164,8 @@ fn caption(args: &Args, loaded: &Loaded, value: Value, weights: &Weights, tree: 
         Value::Sync => ("Host time in synchronisations", "ns", "of waiting for device work"),
         Value::Copies => ("Copy time", "ns", "of copies and memsets"),
         Value::Bytes => ("Bytes copied", "bytes", "copied"),
+        Value::Cpu => ("CPU time", "ns", "of running threads"),
+        Value::Samples => ("CPU samples", "samples", "of running threads"),
     };
     let by = match args.by {
         By::Stack => "",
@@ -171,7 +179,12 @@ fn caption(args: &Args, loaded: &Loaded, value: Value, weights: &Weights, tree: 
         ("ns", ns @ 1_000..) => format!("{} ({} ns)", duration(ns as f64), HumanCount(ns)),
         (_, total) => format!("{} {unit}", HumanCount(total)),
     };
-    let exact = if weights.absent + weights.bounded == 0 { ", exact" } else { "" };
+    let exact = match value {
+        Value::Cpu => format!(", estimated by {} samples", HumanCount(weights.events)),
+        Value::Samples => String::new(),
+        _ if weights.absent + weights.bounded == 0 => ", exact".to_owned(),
+        _ => String::new(),
+    };
     let mut parts = vec![format!("{total} {of}{exact}")];
     if let Some(filter) = &args.filter {
         parts.push(format!("only what matches `{filter}`, of {} {unit}", HumanCount(weights.total)));
@@ -215,6 +228,14 @@ fn ensure_something(args: &Args, loaded: &Loaded, value: Value, weights: &Weight
     match value {
         _ if weights.events == 0 && !args.selection.is_everything() => {
             bail!("{file}: nothing to draw in the selection; `analyze info` with the same selection says what there is")
+        }
+        Value::Cpu if weights.events > 0 => {
+            bail!(
+                "{file}: it is not known how much time a CPU sample stands for: draw their number with `--value samples`"
+            )
+        }
+        Value::Cpu | Value::Samples => {
+            bail!("{file}: no CPU samples to draw: `capture run --cpu-hz 99` records them beside the calls")
         }
         _ if weights.events == 0 && calls == 0 => bail!(
             "{file}: no device work and no API calls to draw; `analyze compare --sampler cpu` shows the host's functions"

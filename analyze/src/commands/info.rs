@@ -8,11 +8,12 @@ use serde::Serialize;
 
 use super::counts::write_not_kept;
 use super::load::{Loaded, Losses, load, open_tape};
-use super::{Outcome, audit, host_side, layout, note_host_only, note_losses, write_json};
+use super::{Outcome, audit, cpu_side, host_side, layout, note_host_only, note_losses, write_json};
 use crate::human::{HumanBytes, HumanCount, counted, duration, share, text_table};
 use crate::layout::Layout;
 use crate::timeline::Selection;
 use crate::timeline::audit::Audit;
+use crate::timeline::cpu_side::CpuSide;
 use crate::timeline::host_side::HostSide;
 use crate::timeline::names::printable;
 use crate::timeline::summary::{KernelSummary, Summary};
@@ -63,6 +64,8 @@ struct Info<'a> {
     #[serde(skip_serializing_if = "Option::is_none")]
     host: Option<HostSide>,
     #[serde(skip_serializing_if = "Option::is_none")]
+    cpu: Option<CpuSide>,
+    #[serde(skip_serializing_if = "Option::is_none")]
     kernels: Option<Vec<KernelSummary>>,
     #[serde(skip_serializing_if = "Option::is_none")]
     layout: Option<Layout>,
@@ -88,6 +91,7 @@ pub fn run(args: &Args) -> Result<Outcome> {
         audit: &audit,
         summary: &summary,
         host: host_only.then(|| loaded.timeline.host_side()),
+        cpu: loaded.timeline.cpu_side(),
         kernels: (args.kernels || host_only).then(|| loaded.timeline.kernel_summaries(&audit)),
         layout: tape.map(|tape| Layout::new(&tape, &loaded.timeline.definitions.strings)),
     };
@@ -137,6 +141,9 @@ fn print(out: &mut impl Write, loaded: &Loaded, info: &Info<'_>, args: &Args) ->
             print_streams(out, summary)?;
             print_kernels(out, info)?;
         }
+    }
+    if let Some(cpu) = &info.cpu {
+        cpu_side::print(out, cpu)?;
     }
     if let Some(layout) = &info.layout {
         layout::print(out, layout, info.file_bytes)?;

@@ -3,6 +3,7 @@
 mod audit;
 pub mod compare;
 pub mod counts;
+mod cpu_side;
 pub mod dump;
 pub mod flamegraph;
 mod host_side;

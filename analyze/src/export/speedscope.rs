@@ -57,9 +57,9 @@ fn is_unknown(line: &u32) -> bool {
 pub fn write(tree: &Tree, value: Value, by: By, name: &str, out: &mut impl Write) -> io::Result<()> {
     let frames: Vec<Frame> = tree.labels().iter().map(frame).collect();
     let unit = match value {
-        Value::Gpu | Value::Api | Value::Sync | Value::Copies => "nanoseconds",
+        Value::Gpu | Value::Api | Value::Sync | Value::Copies | Value::Cpu => "nanoseconds",
         Value::Bytes => "bytes",
-        Value::Launches => "none",
+        Value::Launches | Value::Samples => "none",
     };
     let profile = |name| Profile {
         r#type: "sampled",

@@ -2,11 +2,12 @@
 
 use serde::Serialize;
 
+use super::agreement::Agreement;
 use super::jitter::Jitter;
 use super::lock_step::LockStep;
 use super::tally::Tally;
 use super::windows::Windows;
-use super::work::{By, Sampler, Times, Work};
+use super::work::{By, Sampler, Times, Waits, Work};
 use super::{Options, Schedule};
 
 /// A frequency and window's verdict. Serialised, this is `analyze compare --json`.
@@ -40,6 +41,9 @@ pub struct Comparison {
     pub tracks: u32,
     /// Whether threads are seen in operators, as the trace has no Python functions.
     pub operators_only: bool,
+    /// Where threads are seen only while they are in a recorded call, what is left out as they waited in it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub calls_only: Option<Waits>,
     /// The time of all rows together.
     pub exact_ns: u64,
     /// The calls of all rows together.
@@ -68,6 +72,9 @@ pub struct Comparison {
     pub blind_spots: Vec<String>,
     /// Keys outside the exact top that most profiles have in theirs.
     pub false_friends: Vec<String>,
+    /// How a real profiler's samples of the same recording agree.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub agreement: Option<Agreement>,
     /// By exact rank.
     pub rows: Vec<Row>,
 }
@@ -163,6 +170,7 @@ pub(super) fn build(
         times: work.times,
         tracks: work.tracks,
         operators_only: work.operators_only,
+        calls_only: work.calls_only,
         exact_ns: work.exact_ns(),
         calls,
         samples_mean: tally.samples_mean(),
@@ -177,6 +185,7 @@ pub(super) fn build(
         lock_steps,
         blind_spots: keys_that(Row::is_blind_spot),
         false_friends: keys_that(Row::is_false_friend),
+        agreement: None,
         rows,
     }
 }

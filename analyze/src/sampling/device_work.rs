@@ -48,16 +48,22 @@ impl Keys<'_> {
             By::Function | By::Stack => {
                 let stack = timeline.stack_of(op).unwrap_or(0);
                 *self.of_stack.entry(stack).or_insert_with(|| {
-                    if self.by == By::Stack {
-                        let path = path(&timeline.definitions, stack);
-                        collector.key(&path.join(";"), || stack_label(&path))
-                    } else {
-                        let function = innermost(&timeline.definitions, stack);
-                        collector.key(&function, || function.clone())
-                    }
+                    let (name, label) = stack_key(&timeline.definitions, stack, self.by);
+                    collector.key(&name, || label)
                 })
             }
         }
+    }
+}
+
+/// What stands for a stack where rows are functions or stacks: the key's name and label.
+pub(super) fn stack_key(definitions: &Definitions, stack: u32, by: By) -> (String, String) {
+    if by == By::Stack {
+        let path = path(definitions, stack);
+        (path.join(";"), stack_label(&path))
+    } else {
+        let function = innermost(definitions, stack);
+        (function.clone(), function)
     }
 }
 

@@ -5,11 +5,13 @@
 //! can find: a kernel on a stream, a Python function on a thread). For a fixed period [`phases`] computes the outcome
 //! of *every* phase exactly, as the counts change only where an interval begins or ends modulo the period; for
 //! irregular periods [`jitter`] plays many seeded runs. Both fill a [`tally`]; [`comparison`] sets it beside the exact
-//! record; [`lock_step`] finds what beats with the sampler; [`report`] prints, in tables and
+//! record; [`agreement`] holds it against the samples of a real profiler, where the recording has some; [`lock_step`] finds what beats with the sampler; [`report`] prints, in tables and
 //! sentences (`verdict`), and [`plot`] draws.
 //!
 //! `docs/compare.md` has the definitions and formulas.
 
+pub mod agreement;
+mod call_work;
 pub mod comparison;
 mod device_work;
 pub mod jitter;
@@ -32,6 +34,7 @@ use rayon::prelude::*;
 use crate::timeline::Timeline;
 use crate::timeline::weights::Overflow;
 
+pub use agreement::Agreement;
 pub use comparison::{Comparison, Row};
 pub use work::{By, Sampler, Work};
 
@@ -86,7 +89,8 @@ pub enum Error {
     /// A recording of launches has no durations that samples could be held against.
     #[error(
         "launches without device times, so a sampler has nothing to be held against: it needs to know how long things \
-         ran; `analyze info` and `analyze flamegraph` say what was launched, and from where"
+         ran; `capture run --launch-durations` records that of calls; `analyze info` and `analyze flamegraph` say what was \
+         launched, and from where"
     )]
     HostOnly,
     /// The CPU sampler finds no slices.
@@ -156,7 +160,10 @@ pub fn compare(timeline: &Timeline, options: &Options) -> Result<Vec<Comparison>
                 // Irregular sampling is the cure for it.
                 Schedule::Random { .. } => Vec::new(),
             };
-            Ok(comparison::build(&work, options, hz, period_ns, windows, &tally, lock_steps, notes.clone()))
+            let mut built =
+                comparison::build(&work, options, hz, period_ns, windows, &tally, lock_steps, notes.clone());
+            built.agreement = agreement::find(timeline, &work, &built);
+            Ok(built)
         })
         .collect()
 }

@@ -6,9 +6,9 @@ use comfy_table::{Cell, Color, Table};
 use textwrap::{Options, WordSeparator};
 
 use super::verdict::verdict;
-use super::words::{NAME_COLUMNS, average, counted, labels, noun};
+use super::words::{NAME_COLUMNS, average, clip, counted, duration_exact, labels, noun};
 use super::work::Sampler;
-use super::{Comparison, Row};
+use super::{Agreement, Comparison, Row};
 use crate::human::{self, HumanCount, duration, percent};
 
 /// Writes comparisons of one trace: a summary if there are several, then each, then what the columns mean. Sentences
@@ -27,6 +27,9 @@ pub fn write(out: &mut impl Write, comparisons: &[Comparison], columns: usize) -
         writeln!(out, "{}\n", table(comparison).trim_fmt())?;
         for sentence in verdict(comparison) {
             writeln!(out, "{}", wrapped(&sentence, columns))?;
+        }
+        if let Some(agreement) = &comparison.agreement {
+            write_agreement(out, comparison, agreement, columns)?;
         }
     }
     writeln!(out)?;
@@ -79,6 +82,18 @@ fn what_was_sampled(comparison: &Comparison) -> String {
             }
             text + "."
         }
+        Sampler::Cpu if let Some(waits) = comparison.calls_only => format!(
+            "Exact: {exact} of host time in {} calls of the API on {}. Where a thread is between calls was not recorded. {} calls \
+             that wait for the device ({}) are left out, as a thread that waits does not run{}.",
+            HumanCount(times.measured),
+            counted(u64::from(tracks), "thread"),
+            HumanCount(waits.calls),
+            duration(waits.waited_ns as f64),
+            match times.absent {
+                0 => String::new(),
+                absent => format!("; so are {} of which it is not known how long they took", HumanCount(absent)),
+            }
+        ),
         Sampler::Cpu => {
             let seen = if comparison.operators_only {
                 "operators (there are no Python functions)"
@@ -174,6 +189,60 @@ fn table(comparison: &Comparison) -> Table {
 pub(super) fn shown(comparison: &Comparison) -> Vec<&Row> {
     let top = comparison.top;
     comparison.rows.iter().filter(|row| row.exact_rank <= top || row.is_false_friend(top)).take(2 * top).collect()
+}
+
+/// What a real profiler found in the same recording.
+fn write_agreement(
+    out: &mut impl Write,
+    comparison: &Comparison,
+    agreement: &Agreement,
+    columns: usize,
+) -> io::Result<()> {
+    let Agreement { period_ns, samples, in_calls, without_stack, same_row, rows } = agreement;
+    let ran_ns = in_calls.saturating_mul(*period_ns);
+    let mut sentence = format!(
+        "Real sampler: {} CPU samples of {} each, {} of them in these calls: threads were found running for {} of the exact {}.",
+        HumanCount(*samples),
+        duration_exact(*period_ns),
+        HumanCount(*in_calls),
+        duration(ran_ns as f64),
+        duration(comparison.exact_ns as f64),
+    );
+    // A tenth may be chance, and the interrupts of a machine.
+    if *in_calls > 0 && (ran_ns as f64) < 0.8 * comparison.exact_ns as f64 {
+        sentence += " For the rest they had to wait for a processor, which the exact time has in it and the samples have not, so \
+                     shares may differ by more than the intervals say.";
+    }
+    let told = in_calls - without_stack;
+    if told == 0 {
+        sentence += " There is nothing to compare shares by.";
+        return writeln!(out, "{}", wrapped(&sentence, columns));
+    }
+    sentence += &format!(" The stack of {} of {} is that of the call", HumanCount(*same_row), HumanCount(told));
+    if *without_stack > 0 {
+        sentence += &format!("; {} more have none", HumanCount(*without_stack));
+    }
+    let agreeing = rows.iter().filter(|row| row.agrees).count();
+    sentence += &format!(
+        ". The two samplers agree on {agreeing} of {} {}: their intervals have a share in common.",
+        HumanCount(rows.len() as u64),
+        noun(comparison.by, 2),
+    );
+    writeln!(out, "{}", wrapped(&sentence, columns))?;
+    let mut table =
+        human::text_table(["#", noun(comparison.by, 1), "Exact", "Simulated", "Real", "Samples", "Agree"], &[1]);
+    for (rank, row) in (1..).zip(rows).take(comparison.top) {
+        table.add_row([
+            Cell::new(rank),
+            Cell::new(clip(comparison, &row.label, NAME_COLUMNS)),
+            Cell::new(percent(row.exact_share)),
+            Cell::new(format!("{} – {}", percent(row.simulated_share_p05), percent(row.simulated_share_p95))),
+            Cell::new(format!("{} – {}", percent(row.share_low), percent(row.share_high))),
+            Cell::new(HumanCount(row.samples)),
+            if row.agrees { Cell::new("yes") } else { Cell::new("no").fg(Color::Red) },
+        ]);
+    }
+    writeln!(out, "\n{}", table.trim_fmt())
 }
 
 fn summary(comparisons: &[Comparison]) -> Table {

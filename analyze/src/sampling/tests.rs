@@ -42,9 +42,11 @@ fn work(times: &[(u32, u32, u32, u32)]) -> Work {
         calls: times.iter().map(|time| (time.2, u64::from(time.1))).collect(),
         intervals,
         tracks: 1,
+        track_of: Default::default(),
         span_ns: (0, end_ns),
         times: Times::default(),
         operators_only: false,
+        calls_only: None,
     }
 }
 

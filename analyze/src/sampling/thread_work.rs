@@ -28,28 +28,43 @@ pub(super) fn collect(collector: &mut Collector, timeline: &Timeline, by: By) ->
             kind(row.frame) == frame_kind::PYTHON
         };
         if seen {
-            let slice = Slice { start_ns: row.start_ns, end_ns: row.end_ns(), frame: row.frame };
+            let slice = Slice { start_ns: row.start_ns, end_ns: row.end_ns(), what: row.frame };
             of_thread.entry(row.thread).or_default().push(slice);
         }
     }
+    let mut keys = Keys { timeline, by, found: FxHashMap::default() };
+    cut_all(collector, of_thread, |collector, callers, caller, frame| match caller {
+        Some(caller) if by == By::Stack && callers >= MOST_FRAMES => caller,
+        _ => keys.key(collector, caller, frame),
+    });
+    operators_only
+}
+
+/// Adds the self time of each thread's slices. `key_of` says under which key a slice goes: by how many callers it has, the
+/// nearest one's key, and what it is.
+pub(super) fn cut_all(
+    collector: &mut Collector,
+    of_thread: FxHashMap<u32, Vec<Slice>>,
+    mut key_of: impl FnMut(&mut Collector, usize, Option<u32>, u32) -> u32,
+) {
     let mut threads: Vec<_> = of_thread.into_iter().collect();
     threads.sort_unstable_by_key(|(thread, _)| *thread);
-    let mut keys = Keys { timeline, by, found: FxHashMap::default() };
     for (thread, mut slices) in threads {
         // Of those that begin together the longest is the caller.
         slices.sort_by_key(|slice| (slice.start_ns, std::cmp::Reverse(slice.end_ns)));
         collector.times.measured += slices.len() as u64;
         let track = collector.track(thread);
-        cut(collector, &mut keys, track, &slices);
+        cut(collector, &mut key_of, track, &slices);
     }
-    operators_only
 }
 
+/// A stretch of a thread's time.
 #[derive(Clone, Copy)]
-struct Slice {
-    start_ns: i64,
-    end_ns: i64,
-    frame: u32,
+pub(super) struct Slice {
+    pub(super) start_ns: i64,
+    pub(super) end_ns: i64,
+    /// What it is looked up by: a frame's id, or a stack's.
+    pub(super) what: u32,
 }
 
 struct Open {
@@ -59,7 +74,12 @@ struct Open {
 }
 
 /// Cuts a thread's slices, callers first, into self time.
-fn cut(collector: &mut Collector, keys: &mut Keys<'_>, track: u32, slices: &[Slice]) {
+fn cut(
+    collector: &mut Collector,
+    key_of: &mut impl FnMut(&mut Collector, usize, Option<u32>, u32) -> u32,
+    track: u32,
+    slices: &[Slice],
+) {
     let mut open: Vec<Open> = Vec::new();
     // The time up to which the thread is accounted for.
     let mut now_ns = i64::MIN;
@@ -70,10 +90,7 @@ fn cut(collector: &mut Collector, keys: &mut Keys<'_>, track: u32, slices: &[Sli
         }
         now_ns = now_ns.max(slice.start_ns);
         let caller = open.last().map(|caller| caller.key);
-        let key = match caller {
-            Some(caller) if keys.by == By::Stack && open.len() >= MOST_FRAMES => caller,
-            _ => keys.key(collector, caller, slice.frame),
-        };
+        let key = key_of(collector, open.len(), caller, slice.what);
         open.push(Open { end_ns: slice.end_ns, key, self_ns: 0 });
     }
     close(collector, track, &mut open, &mut now_ns, i64::MAX);

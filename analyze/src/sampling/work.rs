@@ -8,7 +8,7 @@ use ktape_format::event::timing;
 use rustc_hash::FxHashMap;
 use serde::Serialize;
 
-use super::{Error, device_work, thread_work};
+use super::{Error, call_work, device_work, thread_work};
 use crate::timeline::Timeline;
 use crate::timeline::weights::Overflow;
 
@@ -86,12 +86,25 @@ pub struct Work {
     pub calls: Vec<(u32, u64)>,
     /// How many streams or threads.
     pub tracks: u32,
+    /// The track of each stream or thread, by its id.
+    pub track_of: FxHashMap<u32, u32>,
     /// The time that can be observed: the whole trace.
     pub span_ns: (i64, i64),
     /// How good the times are.
     pub times: Times,
     /// Whether threads are seen in operators, as the trace has no Python functions.
     pub operators_only: bool,
+    /// Where threads are seen only while they are in a recorded call, how much of that is left out as they waited in it.
+    pub calls_only: Option<Waits>,
+}
+
+/// Calls that wait for the device: a thread in one does not run.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Waits {
+    /// How many.
+    pub calls: u64,
+    /// How long they took.
+    pub waited_ns: u64,
 }
 
 impl Work {
@@ -102,6 +115,7 @@ impl Work {
         let sampler = sampler.unwrap_or(if has_times { Sampler::Gpu } else { Sampler::Cpu });
         let by = by.unwrap_or(if sampler == Sampler::Gpu { By::Kernel } else { By::Function });
         let mut collector = Collector::default();
+        let mut calls_only = None;
         let operators_only = match (sampler, by) {
             (Sampler::Gpu, _) if timeline.host_only => return Err(Error::HostOnly),
             (Sampler::Gpu, _) => {
@@ -114,8 +128,14 @@ impl Work {
             (Sampler::Cpu, By::Kernel) => return Err(Error::KernelsOnCpu),
             (Sampler::Cpu, _) => {
                 let operators_only = thread_work::collect(&mut collector, timeline, by);
+                if collector.intervals.is_empty() && timeline.host_only {
+                    calls_only = call_work::collect(&mut collector, timeline, &ops, by);
+                    if calls_only.is_none() {
+                        return Err(Error::HostOnly);
+                    }
+                }
                 if collector.intervals.is_empty() {
-                    return Err(if timeline.host_only { Error::HostOnly } else { Error::NoHostSlices });
+                    return Err(Error::NoHostSlices);
                 }
                 operators_only
             }
@@ -124,7 +144,7 @@ impl Work {
             return Err(Overflow.into());
         }
         let span_ns = timeline.span_ns().unwrap_or_default();
-        Ok(collector.finish(sampler, by, span_ns, operators_only))
+        Ok(Work { calls_only, ..collector.finish(sampler, by, span_ns, operators_only) })
     }
 
     /// The time of all keys together.
@@ -201,6 +221,7 @@ impl Collector {
             .sort_unstable_by_key(|interval| (interval.track, interval.start_ns, interval.end_ns, interval.key));
         let keys = order.iter().map(|&key| std::mem::take(&mut self.keys[key as usize])).collect();
         let (intervals, calls, times, tracks) = (self.intervals, self.calls, self.times, self.tracks.len() as u32);
-        Work { sampler, by, keys, intervals, calls, tracks, span_ns, times, operators_only }
+        let track_of = self.tracks;
+        Work { sampler, by, keys, intervals, calls, tracks, track_of, span_ns, times, operators_only, calls_only: None }
     }
 }

@@ -6,6 +6,7 @@
 //! ([`intervals::union_ns`]; a sum would count overlapping work twice). What of it cannot be right, [`audit`] says.
 
 pub mod audit;
+pub mod cpu_side;
 pub mod host_side;
 pub mod intervals;
 pub mod names;

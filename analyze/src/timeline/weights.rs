@@ -29,6 +29,10 @@ pub enum Value {
     Copies,
     /// Bytes copied
     Bytes,
+    /// Time of threads on processors, by CPU samples
+    Cpu,
+    /// Number of CPU samples
+    Samples,
 }
 
 /// Who caused an event.
@@ -53,6 +57,8 @@ pub enum LeafKind {
     Memset,
     /// A call of the API; the leaf's `id` is its id among the functions.
     Call,
+    /// Nothing: the innermost function itself ran. It is no frame of its own.
+    Running,
 }
 
 /// What a stack led to.
@@ -112,6 +118,7 @@ pub fn weigh(timeline: &Timeline, value: Value) -> Result<Weights, Overflow> {
         Value::Launches => scale.launches()?,
         Value::Api => scale.calls()?,
         Value::Sync => scale.waits()?,
+        Value::Cpu | Value::Samples => scale.samples(value)?,
     }
     let sorted: BTreeMap<Place, u64> = scale.sums.into_iter().filter(|(_, weight)| *weight > 0).collect();
     Ok(Weights { stacks: sorted.into_iter().collect(), ..scale.done })
@@ -123,6 +130,7 @@ enum LeafKey {
     Op(OpClass),
     /// With the function's id.
     Call(u32),
+    Running,
 }
 
 struct Scale<'a> {
@@ -199,6 +207,15 @@ impl Scale<'_> {
         Ok(())
     }
 
+    fn samples(&mut self, value: Value) -> Result<(), Overflow> {
+        for row in self.timeline.events.cpu_sample.rows() {
+            let leaf = self.leaf(LeafKey::Running, || "on a processor".to_owned());
+            let weight = if value == Value::Samples { 1 } else { row.weight_ns };
+            self.add_call(row.thread, 0, row.stack, leaf, weight)?;
+        }
+        Ok(())
+    }
+
     fn call_leaf(&mut self, function: u32) -> u32 {
         let definitions = &self.timeline.definitions;
         self.leaf(LeafKey::Call(function), || definitions.function_name(function).to_owned())
@@ -212,6 +229,7 @@ impl Scale<'_> {
                 LeafKey::Op(OpClass { kind: DeviceOpKind::Memcpy, .. }) => (LeafKind::Memcpy, 0),
                 LeafKey::Op(OpClass { kind: DeviceOpKind::Memset, .. }) => (LeafKind::Memset, 0),
                 LeafKey::Call(id) => (LeafKind::Call, id),
+                LeafKey::Running => (LeafKind::Running, 0),
             };
             leaves.push(Leaf { kind, id, name: name() });
             leaves.len() as u32 - 1

@@ -6,6 +6,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
+use clap::ValueEnum as _;
 use ktape_analyze::export::flamegraph::svg::{self, Caption};
 use ktape_analyze::export::flamegraph::{By, Shape, Tree, folded};
 use ktape_analyze::import;
@@ -586,6 +587,8 @@ fn sum_of(timeline: &Timeline, value: Value) -> u128 {
         Value::Gpu => copies + device(&events.kernel.start_ns, &events.kernel.duration_ns),
         Value::Copies => copies,
         Value::Bytes => sum(&events.memcpy.bytes),
+        Value::Cpu => sum(&events.cpu_sample.weight_ns),
+        Value::Samples => events.cpu_sample.len() as u128,
         Value::Sync => sum(&events.sync.duration_ns),
         Value::Launches => (events.launch.len() + events.graph_launch.len()) as u128,
         Value::Api => [
@@ -611,7 +614,7 @@ proptest! {
         by in prop_oneof![Just(By::Stack), Just(By::Kernel), Just(By::Stream), Just(By::Rank)],
     ) {
         let timeline = everything::timeline(&numbers, &strings);
-        for value in [Value::Gpu, Value::Launches, Value::Api, Value::Sync, Value::Copies, Value::Bytes] {
+        for &value in Value::value_variants() {
             let exact = sum_of(&timeline, value);
             let Ok(weights) = weigh(&timeline, value) else {
                 prop_assert!(exact > u128::from(u64::MAX));

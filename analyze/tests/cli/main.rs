@@ -6,6 +6,7 @@ mod audit;
 mod checksums;
 mod common;
 mod compare;
+mod cpu_samples;
 mod dump;
 mod everything;
 mod flamegraph;

@@ -41,6 +41,7 @@ pub(super) fn run(args: &Args) -> Result<Outcome> {
         follow: false,
         launch_durations: args.recording.launch_durations,
         buffer_bytes: args.recording.buffer << 20,
+        cpu_hz: args.recording.cpu_hz,
     })?;
     for &pid in &args.pids {
         session.add_process(pid)?;

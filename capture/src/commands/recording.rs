@@ -10,6 +10,7 @@ use anyhow::Result;
 use signal_hook::consts::{SIGINT, SIGTERM};
 
 use super::Outcome;
+use crate::kernel::sampler::MOST_HZ;
 use crate::record::session::Progress;
 use crate::record::summary::Summary;
 
@@ -22,6 +23,10 @@ pub(super) struct Recording {
     /// Also measure how long launches take, and their results: one more probe for each
     #[arg(long)]
     pub(super) launch_durations: bool,
+    /// Also look so many times a second at every thread that runs on a processor, and record its stack: 99 is usual, as it does
+    /// not beat with what happens every 10 ms. A thread that waits is not seen. `analyze flamegraph --value cpu` draws it
+    #[arg(long, value_name = "HZ", value_parser = clap::value_parser!(u32).range(1..=i64::from(MOST_HZ)))]
+    pub(super) cpu_hz: Option<u32>,
     /// How much may wait between the probes and the recorder, in MiB: a power of two. It has to last while the recorder is
     /// kept from running; 16 are half a second at 200,000 calls a second
     #[arg(long, value_name = "MIB", default_value_t = 16, value_parser = buffer)]
@@ -125,6 +130,25 @@ pub(super) fn report(summary: &Summary, recording: &Recording) -> Result<()> {
         summary.libraries.len(),
     )?;
     writeln!(out, "calls: {seen} seen, {written} written, {lost} lost")?;
+    if let Some(samples) = &summary.cpu_samples {
+        writeln!(
+            out,
+            "CPU samples: {} seen, {} written, {} lost; each is {:.3} ms of a running thread",
+            samples.seen,
+            samples.taken.written,
+            samples.lost,
+            samples.period_ns as f64 / 1e6,
+        )?;
+        for (count, what) in [
+            (samples.without_stack, "samples whose Python stack could not be read"),
+            (samples.taken.unknown_stacks, "samples whose Python stack did not come through"),
+            (samples.taken.before_interpreter, "samples before the process's interpreter was found: without a stack"),
+        ] {
+            if count > 0 {
+                writeln!(out, "  {count} {what}")?;
+            }
+        }
+    }
     for (count, what) in [
         (*without_stack, "calls whose Python stack could not be read"),
         (gaps.unknown_stacks, "calls whose Python stack did not come through"),
@@ -142,7 +166,7 @@ pub(super) fn report(summary: &Summary, recording: &Recording) -> Result<()> {
         }
     }
     if summary.libraries.is_empty() {
-        writeln!(out, "  no library of CUDA was mapped: there was nothing to record")?;
+        writeln!(out, "  no library of CUDA was mapped: there were no calls to record")?;
     }
     for trouble in &summary.troubles {
         writeln!(out, "  {trouble}")?;

@@ -28,6 +28,7 @@ const EXAMPLES: &str = "\
 Examples:
   capture run -- python serve.py                  onto capture-python-<pid>.ktape
   capture run -o serve.ktape -- python serve.py   onto this tape
+  capture run --cpu-hz 99 -- python serve.py      and where the host's time goes between calls
   analyze info serve.ktape                        what is on it
 
 The exit code is the command's; where that is 0 and calls were lost, 3.";
@@ -44,6 +45,7 @@ pub(super) fn run(args: &Args) -> Result<Outcome> {
         follow: true,
         launch_durations: args.recording.launch_durations,
         buffer_bytes: args.recording.buffer << 20,
+        cpu_hz: args.recording.cpu_hz,
     })?;
     // What is not among these is found when it is mapped; its first calls may then be missing.
     for library in loader::candidates(&file, |name| std::env::var_os(name)) {

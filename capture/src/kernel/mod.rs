@@ -4,3 +4,4 @@ pub mod btf;
 pub mod links;
 mod multi;
 pub mod programs;
+pub mod sampler;

@@ -12,6 +12,7 @@ use ktape_ebpf::wire::{Counters, Plan, Target, Walked};
 
 use super::btf::{Btf, BtfError};
 use super::links::{Link, Links, Named, RECORDING, WITH_EMPTY, map_fd};
+use super::sampler::Sampler;
 use crate::probes::functions::Probed;
 
 /// The compiled programs.
@@ -32,6 +33,9 @@ pub enum KernelError {
     /// A map can't be used.
     #[error("an eBPF map: {}", chain(.0))]
     Map(#[from] aya::maps::MapError),
+    /// Which processors there are can't be read.
+    #[error("the processors that are online: {0}")]
+    Processors(std::io::Error),
     /// The programs lack a part: they are of another version than this one.
     #[error("the eBPF programs have no `{0}`")]
     Missing(&'static str),
@@ -55,7 +59,7 @@ fn chain(error: &dyn std::error::Error) -> String {
 /// A wire type in a map. The types are of `ktape-ebpf`, which does not know `aya`.
 #[repr(transparent)]
 #[derive(Clone, Copy)]
-struct Wire<T>(T);
+pub(super) struct Wire<T>(pub(super) T);
 
 // SAFETY: plain integers without padding; any bytes are values.
 unsafe impl Pod for Wire<Plan> {}
@@ -75,6 +79,7 @@ pub struct Kernel {
     unsaid: PerCpuArray<MapData, u64>,
     functions: usize,
     links: Links,
+    sampler: Option<Sampler>,
 }
 
 impl Kernel {
@@ -99,6 +104,7 @@ impl Kernel {
         let (tgid, pid, exit_code) = (offset("tgid")?, offset("pid")?, offset("exit_code")?);
         let thread_pointer = offset("thread.fsbase")?;
         let wake_at_bytes = u64::from(ring_bytes / 4);
+        let recorder = u64::from(std::process::id());
         let mut loader = EbpfLoader::new();
         loader
             .override_global("TASK_TGID", &tgid, true)
@@ -106,6 +112,7 @@ impl Kernel {
             .override_global("TASK_EXIT_CODE", &exit_code, true)
             .override_global("TASK_THREAD_POINTER", &thread_pointer, true)
             .override_global("WAKE_AT_BYTES", &wake_at_bytes, true)
+            .override_global("RECORDER", &recorder, true)
             .map_max_entries("EVENTS", ring_bytes);
         let mut ebpf = loader.load(OBJECT)?;
         let maps = ebpf.maps().filter_map(|(name, map)| Some((name.to_owned(), map_fd(map)?))).collect();
@@ -127,7 +134,10 @@ impl Kernel {
             program.attach(tracepoint)?;
         }
         let links = Links::load(&mut ebpf, &maps, programs)?;
-        Ok((Kernel { ebpf, targets, interpreters, counters, unsaid, functions: functions.len(), links }, ring))
+        Ok((
+            Kernel { ebpf, targets, interpreters, counters, unsaid, functions: functions.len(), links, sampler: None },
+            ring,
+        ))
     }
 
     /// Records a process from now on, or says more of one that is recorded.
@@ -170,8 +180,31 @@ impl Kernel {
         self.links.attach(&mut self.ebpf, links, library)
     }
 
+    /// Looks at running threads so many times a second from now on.
+    pub fn sample(&mut self, hz: u32) -> Result<(), KernelError> {
+        let counters = PerCpuArray::try_from(take(&mut self.ebpf, "SAMPLES")?)?;
+        self.sampler = Some(Sampler::load(&mut self.ebpf, counters, hz)?);
+        self.follow_processors()?;
+        Ok(())
+    }
+
+    /// Has processors that came online sampled too. Returns those.
+    pub fn follow_processors(&mut self) -> Result<Vec<u32>, KernelError> {
+        let Some(sampler) = &mut self.sampler else { return Ok(Vec::new()) };
+        let online = aya::util::online_cpus().map_err(|(_, error)| KernelError::Processors(error))?;
+        sampler.follow(&mut self.ebpf, &online)
+    }
+
+    /// What was counted of samples: as of calls.
+    pub fn sample_counters(&self) -> Result<Counters, KernelError> {
+        self.sampler.as_ref().map_or(Ok(Counters::default()), Sampler::counters)
+    }
+
     /// Takes all probes away. What they have put into the ring buffer stays there.
     pub fn detach(&mut self) -> Result<(), KernelError> {
+        if let Some(sampler) = &mut self.sampler {
+            sampler.follow(&mut self.ebpf, &[])?;
+        }
         self.links.detach(&mut self.ebpf)
     }
 

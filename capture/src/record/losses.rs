@@ -18,11 +18,13 @@ pub(super) struct Losses {
     looked_ns: i64,
     /// Calls lost so far.
     pub(super) lost: u64,
+    /// CPU samples lost so far.
+    pub(super) samples_lost: u64,
 }
 
 impl Losses {
     pub(super) fn new(functions: usize, now_ns: i64) -> Losses {
-        Losses { told: vec![0; functions], untold: Vec::new(), looked_ns: now_ns, lost: 0 }
+        Losses { told: vec![0; functions], untold: Vec::new(), looked_ns: now_ns, lost: 0, samples_lost: 0 }
     }
 
     /// Writes a row for each table that has lost rows since the last look.
@@ -30,6 +32,7 @@ impl Losses {
         &mut self,
         functions: &[Probed],
         counters: &[Counters],
+        samples: &Counters,
         now_ns: i64,
         tape: &mut TapeWriter,
     ) -> Result<(), TapeError> {
@@ -45,14 +48,24 @@ impl Losses {
             self.lost += count;
             add(&mut self.untold, kind, count);
         }
+        add(&mut self.untold, event::CpuSample::KIND, samples.calls_lost - self.samples_lost);
+        self.samples_lost = samples.calls_lost;
         let cause = "the ring buffer between the probes and the recorder was full";
         self.tell_untold(cause, now_ns, tape)
     }
 
-    /// Writes a row for calls that are neither on the tape nor told as lost: of processes whose beginning was lost.
-    pub(super) fn tell_rest(&mut self, count: u64, now_ns: i64, tape: &mut TapeWriter) -> Result<(), TapeError> {
-        self.lost += count;
-        add(&mut self.untold, 0, count);
+    /// Writes a row for calls and samples that are neither on the tape nor told as lost: of processes whose beginning was lost.
+    pub(super) fn tell_rest(
+        &mut self,
+        calls: u64,
+        samples: u64,
+        now_ns: i64,
+        tape: &mut TapeWriter,
+    ) -> Result<(), TapeError> {
+        self.lost += calls;
+        self.samples_lost += samples;
+        add(&mut self.untold, 0, calls);
+        add(&mut self.untold, event::CpuSample::KIND, samples);
         self.tell_untold("the recorder did not come to know their process", now_ns, tape)
     }
 

@@ -22,9 +22,10 @@ use rustix::time::{ClockId, clock_gettime};
 
 use super::losses::Losses;
 use super::processes::Recorded;
-use super::summary::Summary;
+use super::summary::{CpuSamples, Summary};
 use crate::collect::outside::{Notice, Outside};
 use crate::kernel::programs::Kernel;
+use crate::kernel::sampler;
 use crate::probes;
 use crate::probes::functions::{self, Probed};
 use crate::target;
@@ -52,6 +53,8 @@ pub struct Options {
     pub launch_durations: bool,
     /// How much may wait between the programs and the recorder: a power of two.
     pub buffer_bytes: u32,
+    /// How often a second running threads are looked at; `None` for never.
+    pub cpu_hz: Option<u32>,
 }
 
 /// A recording that goes on.
@@ -130,6 +133,10 @@ impl Session {
             read_clocks: now,
         };
         session.read_clocks()?;
+        if let Some(hz) = session.options.cpu_hz {
+            session.kernel.sample(hz)?;
+            session.collector.set_sample_period(sampler::period_ns(hz));
+        }
         Ok(session)
     }
 
@@ -197,6 +204,7 @@ impl Session {
         }
         self.collector.finish(&mut self.tape)?;
         let counters = self.kernel.counters()?;
+        let sampled = self.kernel.sample_counters()?;
         self.read_clocks()?;
         let is_event = |(function, _): &(&Probed, _)| function.meaning.is_event();
         let seen = self.functions.iter().zip(&counters).filter(is_event).map(|(_, c)| c.calls).sum();
@@ -213,8 +221,11 @@ impl Session {
         // What was open has to be a block before there is room for sure; on a full disk there is none.
         let sealed = self.tape.seal();
         let written = self.collector.events();
-        let told = self.losses.tell(&self.functions, &counters, now_ns, &mut self.tape).and_then(|()| {
-            self.losses.tell_rest(u64::saturating_sub(seen, written + self.losses.lost), now_ns, &mut self.tape)
+        let samples = self.collector.samples();
+        let told = self.losses.tell(&self.functions, &counters, &sampled, now_ns, &mut self.tape).and_then(|()| {
+            let calls = u64::saturating_sub(seen, written + self.losses.lost);
+            let rest = sampled.calls.saturating_sub(samples.written + self.losses.samples_lost);
+            self.losses.tell_rest(calls, rest, now_ns, &mut self.tape)
         });
         let tape_lost_events = self.tape.lost_events();
         let finished = sealed.and(told).and_then(|()| self.tape.finish());
@@ -234,6 +245,14 @@ impl Session {
             lost: self.losses.lost,
             without_stack: sum(|counters| counters.without_stack),
             gaps: self.collector.gaps(),
+            cpu_samples: self.options.cpu_hz.map(|hz| CpuSamples {
+                hz,
+                period_ns: sampler::period_ns(hz),
+                seen: sampled.calls,
+                lost: self.losses.samples_lost,
+                without_stack: sampled.without_stack,
+                taken: samples,
+            }),
             troubles: self.troubles.into_iter().map(|(what, count)| many(what, count)).collect(),
         })
     }
@@ -290,17 +309,29 @@ impl Session {
             self.look_for_the_unsaid()?;
             let pids: Vec<u32> = self.processes.keys().copied().collect();
             pids.into_iter().for_each(|pid| self.look_at(pid));
+            self.follow_processors();
         }
         if self.told_losses.elapsed() >= TELL_LOSSES {
             self.told_losses = Instant::now();
             let counters = self.kernel.counters()?;
-            self.losses.tell(&self.functions, &counters, monotonic_ns(), &mut self.tape)?;
+            let sampled = self.kernel.sample_counters()?;
+            self.losses.tell(&self.functions, &counters, &sampled, monotonic_ns(), &mut self.tape)?;
         }
         if self.read_clocks.elapsed() >= CLOCKS {
             self.collector.sweep();
             self.read_clocks()?;
         }
         Ok(())
+    }
+
+    /// Has processors sampled that came online. One that went again just now is no reason to end the recording.
+    fn follow_processors(&mut self) {
+        match self.kernel.follow_processors() {
+            Ok(came) => came.into_iter().for_each(|cpu| {
+                self.trouble(format!("processor {cpu} came online: what runs there is sampled only since"));
+            }),
+            Err(error) => self.trouble(format!("CPU samples: {error}")),
+        }
     }
 
     fn read_clocks(&mut self) -> Result<()> {

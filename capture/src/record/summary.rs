@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use serde::Serialize;
 
-use crate::collect::outside::Gaps;
+use crate::collect::outside::{Gaps, Samples};
 
 /// What a recording tells at its end.
 #[derive(Clone, Debug, Serialize)]
@@ -31,6 +31,8 @@ pub struct Summary {
     pub without_stack: u64,
     /// What is on the tape but could not be told in full.
     pub gaps: Gaps,
+    /// The CPU samples, if any were asked for.
+    pub cpu_samples: Option<CpuSamples>,
     /// Rows that the tape was not written fast enough for, or not at all: it has loss rows for them.
     pub tape_lost_events: u64,
     /// Returns that the ring buffer had no room for.
@@ -41,9 +43,28 @@ pub struct Summary {
     pub troubles: Vec<String>,
 }
 
+/// What a recording tells of its CPU samples.
+#[derive(Clone, Copy, Debug, Serialize)]
+pub struct CpuSamples {
+    /// How many a second and running thread were asked for.
+    pub hz: u32,
+    /// How much time each stands for.
+    pub period_ns: u64,
+    /// Samples of recorded processes that were taken.
+    pub seen: u64,
+    /// Samples that the ring buffer or the tape had no room for.
+    pub lost: u64,
+    /// Samples whose Python stack could not be read, as its memory was not there just then.
+    pub without_stack: u64,
+    /// What became of the others.
+    #[serde(flatten)]
+    pub taken: Samples,
+}
+
 impl Summary {
-    /// Whether every call that was seen is on the tape.
+    /// Whether every call and sample that was seen is on the tape.
     pub fn is_complete(&self) -> bool {
-        self.lost == 0 && self.tape_lost_events == 0 && self.seen == self.written
+        let has_samples = self.cpu_samples.is_none_or(|samples| samples.lost == 0);
+        self.lost == 0 && has_samples && self.tape_lost_events == 0 && self.seen == self.written
     }
 }

@@ -5,6 +5,7 @@
 
 mod exact;
 mod processes;
+mod samples;
 mod stacks;
 
 use exact::Compared;

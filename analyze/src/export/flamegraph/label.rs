@@ -105,6 +105,7 @@ impl Labels {
                 LeafKind::Memcpy | LeafKind::Memset => self.text(Class::Copy, &leaf.name),
                 LeafKind::Call if leaf.name.is_empty() => self.text(Class::Call, "[function not recorded]"),
                 LeafKind::Call => self.text(Class::Call, &leaf.name),
+                LeafKind::Running => self.text(Class::Note, &leaf.name),
             })
             .collect()
     }

@@ -8,7 +8,7 @@ use super::label::{Class, Label, Labels};
 use super::{By, Shape};
 use crate::timeline::Timeline;
 use crate::timeline::names::{MOST_FRAMES, frames_cut};
-use crate::timeline::weights::{Caller, Place, Weights};
+use crate::timeline::weights::{Caller, LeafKind, Place, Weights};
 
 /// Stacks merged into a tree. Node 0 is the root, which has no label.
 #[derive(Debug)]
@@ -106,6 +106,8 @@ struct Builder<'a> {
     timeline: &'a Timeline,
     labels: Labels,
     leaves: Vec<u32>,
+    /// Which leaves are no frames of their own.
+    running: Vec<bool>,
     nodes: Vec<Node>,
     children: FxHashMap<(u32, u32), u32>,
     matches: Vec<Option<bool>>,
@@ -115,19 +117,22 @@ impl<'a> Builder<'a> {
     fn new(timeline: &'a Timeline, weights: &Weights) -> Builder<'a> {
         let mut labels = Labels::default();
         let leaves = labels.leaves(&timeline.definitions, &weights.leaves);
+        let running = weights.leaves.iter().map(|leaf| leaf.kind == LeafKind::Running).collect();
         let (nodes, children) = (vec![Node::default()], FxHashMap::default());
-        Builder { timeline, labels, leaves, nodes, children, matches: Vec::new() }
+        Builder { timeline, labels, leaves, running, nodes, children, matches: Vec::new() }
     }
 
     /// Writes the labels of a stack into `path`, as they shall stand from the root on.
     fn path(&mut self, place: &Place, shape: &Shape, path: &mut Vec<u32>) {
         path.clear();
         let leaf = self.leaves[place.leaf as usize];
-        if shape.by != By::Kernel {
+        let is_running = self.running[place.leaf as usize];
+        if shape.by != By::Kernel && !is_running {
             path.push(leaf);
         }
         match place.caller {
             Caller::Stack(stack) => self.callers(stack, path),
+            Caller::NoStack if is_running => path.push(self.labels.text(Class::Note, "[no Python stack]")),
             Caller::NoStack => path.push(self.labels.text(Class::Note, "[launched without a recorded stack]")),
             Caller::NoCall => path.push(self.labels.text(Class::Note, "[launch not recorded]")),
         }

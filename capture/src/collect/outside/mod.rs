@@ -2,13 +2,14 @@
 //!
 //! [`Outside::take`] takes one record after the other. A call's record becomes an event (`calls.rs`), at once where its
 //! return isn't wanted, else when that comes (`thread.rs` has what is under way; `copies.rs` what is more of copies). What an event refers to is kept by process:
-//! stacks and code objects (`stacks.rs`), kernels by handle (`kernels.rs`), contexts and streams (`objects.rs`).
+//! CPU samples become events in `samples.rs`. Stacks and code objects (`stacks.rs`), kernels by handle (`kernels.rs`), contexts and streams (`objects.rs`).
 
 mod calls;
 mod copies;
 mod kernels;
 mod native;
 mod objects;
+mod samples;
 mod stacks;
 mod thread;
 
@@ -16,7 +17,7 @@ use std::mem::offset_of;
 
 use ktape_ebpf::python::Layout;
 use ktape_ebpf::wire::{
-    Call, CodeRecord, Lifecycle, MemoryCall, NAME_BYTES, NativeBody, Plain as _, Return, StackBody, StackCall,
+    Call, CodeRecord, Lifecycle, MemoryCall, NAME_BYTES, NativeBody, Plain as _, Return, Sample, StackBody, StackCall,
     TaskBody, TextPiece, kind, life,
 };
 use ktape_format::Sink;
@@ -30,6 +31,7 @@ use crate::probes::functions::Probed;
 use calls::{Arguments, Open};
 use kernels::Kernels;
 use objects::Objects;
+pub use samples::Samples;
 use stacks::{Large as _, Stacks};
 use thread::{Pending, Thread};
 
@@ -104,6 +106,8 @@ pub struct Outside {
     taken: Vec<Taken>,
     events: u64,
     gaps: Gaps,
+    sample_period_ns: u64,
+    samples: Samples,
 }
 
 /// What is known of one process.
@@ -118,6 +122,8 @@ struct Process {
     correlation: u64,
     /// Calls without a stack before an interpreter was found.
     stackless: u64,
+    /// Samples likewise.
+    stackless_samples: u64,
 }
 
 impl Outside {
@@ -132,6 +138,8 @@ impl Outside {
             taken: vec![Taken::default(); count],
             events: 0,
             gaps: Gaps::default(),
+            sample_period_ns: 0,
+            samples: Samples::default(),
         }
     }
 
@@ -155,6 +163,7 @@ impl Outside {
             kernels: Kernels::new(identity.pid),
             objects: Objects::new(id, is_new),
             stackless: 0,
+            stackless_samples: 0,
             correlation: 0,
         };
         self.processes.insert(identity.pid, process);
@@ -174,6 +183,7 @@ impl Outside {
         if let Some(process) = self.processes.get_mut(&pid) {
             process.stacks.set_layout(layout);
             self.gaps.before_interpreter += std::mem::take(&mut process.stackless);
+            self.samples.before_interpreter += std::mem::take(&mut process.stackless_samples);
         }
     }
 
@@ -306,6 +316,11 @@ impl Outside {
                     process.stacks.add_task(&body);
                 }
             }
+            kind::SAMPLE => {
+                if let Some(sample) = Sample::read(record) {
+                    self.sample(&sample, sink)?;
+                }
+            }
             kind::LIFECYCLE => {
                 if let Some(life) = Lifecycle::read(record) {
                     return self.lifecycle(&life, sink);
@@ -322,13 +337,7 @@ impl Outside {
         let Some(function) = self.functions.get(index) else { return Ok(()) };
         self.taken[index].calls += 1;
         let Some(process) = self.processes.get_mut(&upper(call.pid_tid)) else { return Ok(()) };
-        let thread = process.threads.entry(lower(call.pid_tid));
-        let thread = match thread {
-            std::collections::hash_map::Entry::Occupied(known) => known.into_mut(),
-            std::collections::hash_map::Entry::Vacant(new) => {
-                new.insert(Thread::begin(process.id, process.pid, lower(call.pid_tid), sink)?)
-            }
-        };
+        let thread = Thread::of(&mut process.threads, (process.id, process.pid), lower(call.pid_tid), sink)?;
         // What is not below a call on the stack is not within it: that one has ended without being seen to.
         while let Some(abandoned) = thread.take_abandoned(call.stack_pointer) {
             self.gaps.calls_without_return += 1;
@@ -465,6 +474,7 @@ fn pid_of(kind: u32, record: &[u8]) -> Option<u32> {
         kind::TASK_BODY => offset_of!(TaskBody, pid_tid),
         kind::TEXT_PIECE => offset_of!(TextPiece, pid_tid),
         kind::RETURN => offset_of!(Return, pid_tid),
+        kind::SAMPLE => offset_of!(Sample, pid_tid),
         _ => offset_of!(Call, pid_tid),
     };
     let word = record.get(offset..)?.first_chunk::<8>()?;

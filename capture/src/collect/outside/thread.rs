@@ -4,10 +4,13 @@
 //! enough; a call whose return was never seen (the ring buffer was full, `longjmp`, an exception) is found out by the next call
 //! that can't lie within it.
 
+use std::collections::hash_map::Entry;
+
 use ktape_ebpf::wire::Return;
 use ktape_format::Sink;
 use ktape_format::definition::{self, property};
 use ktape_format::table::DefinitionKind;
+use rustc_hash::FxHashMap;
 
 use super::calls::Open;
 
@@ -32,8 +35,21 @@ pub(super) struct Thread {
 }
 
 impl Thread {
+    /// A thread of the process with this id and number; it is defined when it is first met.
+    pub(super) fn of<'a, S: Sink>(
+        threads: &'a mut FxHashMap<u32, Thread>,
+        (process, pid): (u32, u32),
+        tid: u32,
+        sink: &mut S,
+    ) -> Result<&'a mut Thread, S::Error> {
+        Ok(match threads.entry(tid) {
+            Entry::Occupied(known) => known.into_mut(),
+            Entry::Vacant(new) => new.insert(Thread::begin(process, pid, tid, sink)?),
+        })
+    }
+
     /// Defines a thread. Its name is what it is called by now.
-    pub(super) fn begin<S: Sink>(process: u32, pid: u32, tid: u32, sink: &mut S) -> Result<Thread, S::Error> {
+    fn begin<S: Sink>(process: u32, pid: u32, tid: u32, sink: &mut S) -> Result<Thread, S::Error> {
         let id = sink.define(definition::Thread { process, tid: i64::from(tid) })?;
         if let Ok(name) = std::fs::read_to_string(format!("/proc/{pid}/task/{tid}/comm")) {
             sink.property(DefinitionKind::Thread as u16, id, property::NAME, name.trim_end())?;
