@@ -3,6 +3,7 @@
 //! Whatever a process did before something of it was known is told as far as it is known: a call does not wait. So what can be
 //! known early is: the interpreter before the first call, libraries when the dynamic linker has mapped them.
 
+use std::hash::BuildHasher as _;
 use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
 
@@ -10,6 +11,7 @@ use anyhow::Result;
 use ktape_ebpf::python::Interpreter;
 use ktape_ebpf::wire::{Lifecycle, unsaid};
 use ktape_format::event::lifecycle_kind;
+use rustc_hash::FxBuildHasher;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use super::session::{Session, monotonic_ns};
@@ -42,8 +44,8 @@ pub(super) struct Recorded {
 
 /// What is known of a process's interpreter.
 pub(super) enum Python {
-    /// None was found yet.
-    Unknown,
+    /// None was found in what was mapped, by a hash of it; 0 before it was looked for.
+    Unknown(u64),
     /// It is walked, and since when its layout is to be proven.
     Unproven(Interpreter, Instant),
     /// It is walked.
@@ -138,7 +140,7 @@ impl Session {
         if let Some(interpreter) = inherited {
             self.collector.set_layout(pid, interpreter.layout);
         }
-        let python = inherited.map_or(Python::Unknown, |interpreter| Python::Unproven(interpreter, Instant::now()));
+        let python = inherited.map_or(Python::Unknown(0), |interpreter| Python::Unproven(interpreter, Instant::now()));
         let recorded = Recorded {
             pidfd,
             generation,
@@ -181,7 +183,7 @@ impl Session {
             return Ok(());
         };
         let is_late = match recorded.python {
-            Python::Unknown | Python::Refused => return Ok(()),
+            Python::Unknown(_) | Python::Refused => return Ok(()),
             Python::Proven => true,
             Python::Unproven(_, since) => since.elapsed() > PROVEN_WITHIN,
         };
@@ -230,10 +232,20 @@ impl Session {
         let mut interpreter = match &recorded.python {
             Python::Proven | Python::Refused => return Ok(()),
             Python::Unproven(interpreter, _) => *interpreter,
-            Python::Unknown => {
+            Python::Unknown(looked_at) => {
+                // Hundreds of files may be mapped, and most processes never map a Python.
+                let mapped = std::fs::read(format!("/proc/{pid}/maps")).unwrap_or_default();
+                let mapped = FxBuildHasher.hash_one(&mapped) | 1;
+                if *looked_at == mapped {
+                    return Ok(());
+                }
                 let located = match find::locate(pid) {
                     Ok(located) => located,
-                    Err(Refusal::NoPython | Refusal::Io(_)) => return Ok(()),
+                    Err(Refusal::NoPython) => {
+                        recorded.python = Python::Unknown(mapped);
+                        return Ok(());
+                    }
+                    Err(Refusal::Io(_)) => return Ok(()),
                     Err(refusal) => {
                         recorded.python = Python::Refused;
                         return self.refuse_python(pid, &refusal);

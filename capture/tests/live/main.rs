@@ -7,6 +7,7 @@ mod exact;
 mod processes;
 mod samples;
 mod stacks;
+mod tasks;
 
 use exact::Compared;
 use processes::{Scene, Target, pythons};
