@@ -9,6 +9,7 @@ pub mod audit;
 pub mod host_side;
 pub mod intervals;
 pub mod names;
+mod native;
 pub mod occupancy;
 pub mod selection;
 pub mod summary;

@@ -22,6 +22,11 @@ pub(super) struct Recording {
     /// Also measure how long launches take, and their results: one more probe for each
     #[arg(long)]
     pub(super) launch_durations: bool,
+    /// Also record the native frames of every stack: from what the innermost Python function called, through C and C++ libraries, to
+    /// the driver. They are found by frame pointers; at code that was compiled without them (GCC's -fno-omit-frame-pointer
+    /// keeps them) the stack ends, and says so. `analyze` names the functions
+    #[arg(long)]
+    pub(super) native: bool,
     /// How much may wait between the probes and the recorder, in MiB: a power of two. It has to last while the recorder is
     /// kept from running; 16 are half a second at 200,000 calls a second
     #[arg(long, value_name = "MIB", default_value_t = 16, value_parser = buffer)]

@@ -28,6 +28,7 @@ const EXAMPLES: &str = "\
 Examples:
   capture run -- python serve.py                  onto capture-python-<pid>.ktape
   capture run -o serve.ktape -- python serve.py   onto this tape
+  capture run --native -- python serve.py         stacks go on below Python, through C and C++
   analyze info serve.ktape                        what is on it
 
 The exit code is the command's; where that is 0 and calls were lost, 3.";
@@ -43,6 +44,7 @@ pub(super) fn run(args: &Args) -> Result<Outcome> {
         output,
         follow: true,
         launch_durations: args.recording.launch_durations,
+        native: args.recording.native,
         buffer_bytes: args.recording.buffer << 20,
     })?;
     // What is not among these is found when it is mapped; its first calls may then be missing.
