@@ -6,10 +6,11 @@
 use std::fs::File;
 use std::io::Read as _;
 
-use addr2line::gimli::{Dwarf, EndianSlice, LittleEndian, SectionId};
+use addr2line::gimli::{DwarfSections, EndianSlice, LittleEndian, SectionId};
 use object::elf::{
     ELF_NOTE_GNU, ELFCOMPRESS_ZLIB, ELFCOMPRESS_ZSTD, FileHeader64, NT_GNU_BUILD_ID, SHN_LORESERVE, SHN_UNDEF,
     SHT_DYNSYM, SHT_NOBITS, SHT_NOTE, SHT_SYMTAB, STB_GLOBAL, STB_WEAK, STT_FUNC, STT_GNU_IFUNC, SectionHeader64,
+    SectionType,
 };
 use object::read::elf::{CompressionHeader as _, FileHeader as _, SectionHeader as _, SectionTable, Sym as _};
 use object::{LittleEndian as Little, ReadCache, ReadRef as _};
@@ -19,7 +20,7 @@ use super::Function;
 use crate::timeline::names::function_name;
 
 /// More sections than a library has.
-const MOST_SECTIONS: usize = 1 << 17;
+const MOST_SECTIONS: u32 = 1 << 17;
 /// The longest symbol table that is read: eleven million symbols. libtorch has half a million.
 const MOST_SYMBOL_BYTES: u64 = 1 << 28;
 /// The most debug information that is read of a file, unpacked. A debug build of PyTorch can have more: it has names then, but
@@ -73,7 +74,7 @@ impl<'data> Elf<'data> {
     }
 
     /// Adds its functions to `symbols`.
-    fn functions(&self, kind: u32, last: u64, symbols: &mut Vec<Symbol<'data>>) {
+    fn functions(&self, kind: SectionType, last: u64, symbols: &mut Vec<Symbol<'data>>) {
         let is_too_long = |section: &SectionHeader64<Little>| {
             section.sh_type(Little) == kind && section.sh_size(Little) > MOST_SYMBOL_BYTES
         };
@@ -84,12 +85,12 @@ impl<'data> Elf<'data> {
         for symbol in table.iter() {
             let (start, size, section) = (symbol.st_value(Little), symbol.st_size(Little), symbol.st_shndx(Little));
             let is_function = matches!(symbol.st_type(), STT_FUNC | STT_GNU_IFUNC);
-            if !is_function || start > last || section == SHN_UNDEF || section >= SHN_LORESERVE {
+            if !is_function || start > last || section == SHN_UNDEF || section.0 >= SHN_LORESERVE {
                 continue;
             }
             // What was written in assembly may have no size: until the next symbol then, in its section.
             let of_section = || {
-                let section = self.sections.section(object::SectionIndex(section.into())).ok()?;
+                let section = self.sections.section(object::SectionIndex(section.0.into())).ok()?;
                 section.sh_addr(Little).checked_add(section.sh_size(Little))
             };
             let end = if size == 0 { of_section() } else { start.checked_add(size) };
@@ -131,12 +132,12 @@ impl<'data> Elf<'data> {
     }
 
     /// Its debug information; `None` if it has none, or too much.
-    fn debug(&self) -> Option<Dwarf<Vec<u8>>> {
+    fn debug(&self) -> Option<DwarfSections<Vec<u8>>> {
         self.sections
             .section_by_name(Little, b".debug_info")
             .filter(|(_, section)| section.sh_type(Little) != SHT_NOBITS)?;
         let mut left = MOST_DEBUG_BYTES;
-        Dwarf::load(|section: SectionId| self.debug_section(section.name(), &mut left).ok_or(())).ok()
+        DwarfSections::load(|section: SectionId| self.debug_section(section.name(), &mut left).ok_or(())).ok()
     }
 }
 
@@ -200,7 +201,7 @@ fn by_symbols(elves: &[Elf<'_>], addresses: &[u64]) -> FxHashMap<u64, Vec<Functi
 type Context<'data> = addr2line::Context<EndianSlice<'data, LittleEndian>>;
 
 /// What debug information says of an address; the function that has a symbol is called by that.
-fn by_debug(context: &Context<'_>, address: u64, mut symbol: Option<String>) -> Option<Vec<Function>> {
+fn by_debug(context: &Context<'_>, address: u64, symbol: Option<String>) -> Option<Vec<Function>> {
     let mut frames = context.find_frames(address).skip_all_loads().ok()?;
     let mut functions = Vec::new();
     while let Ok(Some(frame)) = frames.next() {
@@ -217,7 +218,7 @@ fn by_debug(context: &Context<'_>, address: u64, mut symbol: Option<String>) -> 
     }
     functions.reverse();
     let outermost = functions.first_mut()?;
-    if let Some(symbol) = symbol.take() {
+    if let Some(symbol) = symbol {
         outermost.name = symbol;
     }
     functions.iter().all(|function| !function.name.is_empty()).then_some(functions)

@@ -5,7 +5,7 @@ use std::convert::Infallible;
 use ktape_format::definition::{Frame, Stack, StackTable};
 use ktape_format::event::{Event, KindVisitor, visit_kinds};
 use ktape_format::table::{ColumnWriter, DefinitionKind, Refers, Value};
-use ktape_format::{Definitions, Events, Row as _, Table as _};
+use ktape_format::{Definitions, Events, Table as _};
 use rustc_hash::FxHashMap;
 
 use super::Timeline;

@@ -37,9 +37,10 @@ int launch_in_thread(void *kernel, void *stream) {
 }
 "#;
 
-/// Calls a function of the library, which is named by the argument.
+/// Calls a function of the library, which is named by the argument. It lives on for a while, as what is mapped where can't be
+/// asked of a process that is gone, and this machine may have more to do.
 const PYTHON: &str = r#"
-import ctypes, sys
+import ctypes, sys, time
 cu = ctypes.CDLL("libcuda.so.1")
 library = ctypes.CDLL(sys.argv[1])
 def handle(function, *arguments):
@@ -48,10 +49,12 @@ def handle(function, *arguments):
     return out
 assert cu.cuInit(0) == 0
 assert cu.cuCtxSetCurrent(handle(cu.cuDevicePrimaryCtxRetain, 0)) == 0
+handle(cu.cuMemAlloc_v2, ctypes.c_size_t(4096))
 kernel = handle(cu.cuModuleGetFunction, handle(cu.cuModuleLoadData, b"SIMCUDA-IMAGE\nkernel gemm\n"), b"gemm")
 def wait():
     assert library[sys.argv[2]](kernel, None) == 0
 wait()
+time.sleep(1)
 "#;
 
 /// A program without Python.
@@ -59,12 +62,14 @@ const PROGRAM: &str = r#"
 extern int cuInit(unsigned), cuDevicePrimaryCtxRetain(void **, int), cuCtxSetCurrent(void *);
 extern int cuModuleLoadData(void **, const void *), cuModuleGetFunction(void **, void *, const char *);
 extern int launch_outer(void *, void *);
+extern unsigned sleep(unsigned);
 static volatile int kept;
 int main(void) {
     void *context, *module, *kernel;
     if (cuInit(0) || cuDevicePrimaryCtxRetain(&context, 0) || cuCtxSetCurrent(context)) return 1;
     if (cuModuleLoadData(&module, "SIMCUDA-IMAGE\nkernel gemm\n") || cuModuleGetFunction(&kernel, module, "gemm")) return 2;
     kept = launch_outer(kernel, 0);
+    sleep(1);
     return kept;
 }
 "#;

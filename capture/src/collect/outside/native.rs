@@ -7,6 +7,8 @@
 //! not an address of code ends a stack: the frames before it are right, and nothing is known of those behind it.
 
 use std::borrow::Cow;
+use std::fs::{self, File};
+use std::os::unix::fs::MetadataExt as _;
 use std::time::{Duration, Instant};
 
 use ktape_ebpf::python::End;
@@ -171,7 +173,7 @@ impl Module {
     /// Reads what a mapped file says of itself. What is no ELF file says nothing.
     fn read(pid: u32, mapping: &Mapping) -> Module {
         let path = mapping.path.to_string_lossy().into_owned();
-        let file = open_mapping(pid, mapping).ok();
+        let file = open_mapping(pid, mapping).ok().or_else(|| open_path(mapping));
         let (build_id, segments) = file.and_then(|file| elf(&ReadCache::new(file)).ok()).unwrap_or_default();
         Module { path, build_id, segments }
     }
@@ -184,6 +186,14 @@ impl Module {
     }
 }
 
+/// Opens the file of a process that is gone by its path, if that leads to the same file here.
+fn open_path(mapping: &Mapping) -> Option<File> {
+    let facts = fs::metadata(&mapping.path).ok()?;
+    let device = (libc::major(facts.dev()), libc::minor(facts.dev()));
+    let is_it = facts.is_file() && (facts.ino(), device) == (mapping.inode, mapping.device);
+    is_it.then(|| File::open(&mapping.path).ok())?
+}
+
 /// An ELF file's build id and segments of code.
 fn elf<'data, R: object::ReadRef<'data>>(file: R) -> object::Result<(Option<String>, Vec<Segment>)> {
     let header = FileHeader64::<Endianness>::parse(file)?;
@@ -192,7 +202,7 @@ fn elf<'data, R: object::ReadRef<'data>>(file: R) -> object::Result<(Option<Stri
     for segment in header.program_headers(endian, file)? {
         let (offset, bytes) = segment.file_range(endian);
         match segment.p_type(endian) {
-            PT_LOAD if segment.p_flags(endian) & PF_X != 0 => {
+            PT_LOAD if segment.p_flags(endian).contains(PF_X) => {
                 segments.push(Segment { offset, bytes, address: segment.p_vaddr(endian) });
             }
             PT_NOTE if bytes <= MOST_NOTE_BYTES => {
