@@ -20,7 +20,7 @@ static inline __attribute__((always_inline)) void put_into_it(int x) {
     kept = x;
     kept = x + 1;
 }
-__attribute__((noinline)) int c_function(int x) {
+static __attribute__((noinline)) int c_function(int x) {
     put_into_it(x);
     return kept;
 }
@@ -152,15 +152,10 @@ fn a_file_of_another_build_names_nothing() {
     let (address, build_id) = facts(&library, "c_function");
     let path = library.to_str().expect("text");
     let other = build_id.replace(|c: char| c.is_ascii_digit(), "a");
-    for (path, build_id) in
-        [(path, other.as_str()), (path, ""), (path, "../../etc"), ("/dev/zero", &build_id), ("", &build_id)]
-    {
+    for (path, build_id) in [(path, other.as_str()), (path, ""), (path, "../../etc"), ("/dev/zero", &build_id)] {
         let (stack, unnamed) = named(timeline(path, build_id, &[address]), &[]);
+        assert!(stack[1].starts_with(&format!("libmade.so+{address:#x}")), "{path} {build_id}: {stack:?}");
         assert_eq!((stack.len(), unnamed.frames), (2, 1), "{path} {build_id}");
-        assert_eq!(
-            stack[1],
-            if path == library.to_str().expect("text") { format!("libmade.so+{address:#x}") } else { stack[1].clone() }
-        );
     }
     // But one at another place, of this build, is it.
     let (stack, _) = named(timeline("/dev/zero", &build_id, &[address]), &[folder.path()]);
