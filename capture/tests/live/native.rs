@@ -57,6 +57,16 @@ wait()
 time.sleep(1)
 "#;
 
+/// Calls one library, unloads it, and calls another, which mostly comes to the same place.
+const EXCHANGE: &str = r#"
+import _ctypes, time
+for file in sys.argv[1:]:
+    library = ctypes.CDLL(file)
+    assert library.launch_outer(kernel, None) == 0
+    _ctypes.dlclose(library._handle)
+    time.sleep(1)
+"#;
+
 /// A program without Python.
 const PROGRAM: &str = r#"
 extern int cuInit(unsigned), cuDevicePrimaryCtxRetain(void **, int), cuCtxSetCurrent(void *);
@@ -110,12 +120,18 @@ struct Seen {
 
 /// The stack of the only launch on a tape, innermost first.
 fn launch(scene: &Scene, tape: &str) -> Vec<Seen> {
+    let mut launches = launches(scene, tape);
+    assert_eq!(launches.len(), 1);
+    launches.remove(0)
+}
+
+/// The stacks of the launches on a tape.
+fn launches(scene: &Scene, tape: &str) -> Vec<Vec<Seen>> {
     let contents =
         Tape::open(Path::new(&scene.path(tape))).expect("it opens").read(&Wanted::default()).expect("it is read");
-    let launches: Vec<_> = contents.events.launch.rows().collect();
-    assert_eq!(launches.len(), 1);
     let definitions = &contents.definitions;
-    definitions.stack_nodes(launches[0].stack).map(|(_, node)| seen(definitions, &node)).collect()
+    let stack = |id: u32| definitions.stack_nodes(id).map(|(_, node)| seen(definitions, &node)).collect();
+    contents.events.launch.rows().map(|row| stack(row.stack)).collect()
 }
 
 fn seen(definitions: &Definitions, node: &Stack) -> Seen {
@@ -188,22 +204,40 @@ fn below_python_stand_the_frames_of_what_it_called() {
         let Some(scene) = Scene::new("native frames below Python") else { return };
         let library = library(&scene, WITH);
         let command = [&python, "-c", PYTHON, &library, "launch_outer"];
-        let (natives, marks, pythons) = {
-            let stack = record(&scene, &["--native"], &command);
-            let (a, b, c) = parts(&stack);
-            (a.to_vec(), b.to_vec(), c.to_vec())
-        };
-        assert_eq!(names(&natives)[..3], ["cuLaunchKernel", "launch_inner", "launch_outer"], "{natives:?}");
+        let stack = record(&scene, &["--native"], &command);
+        let (natives, marks, pythons) = parts(&stack);
+        assert_eq!(names(natives)[..3], ["cuLaunchKernel", "launch_inner", "launch_outer"], "{natives:?}");
         // What is between has no frame pointers; its innermost function is known by where it is returned to.
         assert!(
             natives[3..].iter().all(|frame| frame.file.contains("ffi") || frame.file.contains("_ctypes")),
             "{natives:?}"
         );
         assert!(marks.iter().all(|mark| mark.name == UNREAD), "{marks:?}");
-        assert_eq!(names(&pythons), ["wait", "<module>"]);
+        assert_eq!(names(pythons), ["wait", "<module>"]);
         // Without being asked for they are not there.
         let stack = record(&scene, &[], &command);
         assert_eq!(names(&stack), ["wait", "<module>"]);
+    }
+}
+
+#[test]
+fn a_library_in_the_place_of_an_unloaded_one_has_its_own_frames() {
+    for python in processes::pythons() {
+        let Some(scene) = Scene::new("exchanged libraries") else { return };
+        let own = |name: &str| compile(&scene, LIBRARY, name, &["-shared", "-fPIC", WITH]);
+        let libraries = ["libone.so", "libtwo.so", "libthree.so"].map(own);
+        let setting_up = PYTHON.split("def wait").next().expect("the first part");
+        let program = format!("{}{EXCHANGE}", setting_up.replace("library = ctypes.CDLL(sys.argv[1])\n", ""));
+        let mut run =
+            scene.capture(&["run", "--native", "-o", &scene.path("run.ktape"), "--", &python, "-c", &program]);
+        let output = run.args(&libraries).output().expect("capture starts");
+        assert!(output.status.success(), "{output:?}");
+        let launches = launches(&scene, "run.ktape");
+        assert_eq!(launches.len(), libraries.len());
+        for (stack, library) in launches.iter().zip(&libraries) {
+            assert_eq!(names(stack)[..3], ["cuLaunchKernel", "launch_inner", "launch_outer"], "{stack:?}");
+            assert!(stack[1..3].iter().all(|frame| frame.file == *library), "{library}: {stack:?}");
+        }
     }
 }
 
