@@ -57,14 +57,15 @@ wait()
 time.sleep(1)
 "#;
 
-/// Calls one library, unloads it, and calls another, which mostly comes to the same place.
+/// Calls one library, unloads it, and calls another, which mostly comes to the same place. What is mapped has to be seen
+/// before it is gone, so there is a second for that.
 const EXCHANGE: &str = r#"
 import _ctypes, time
 for file in sys.argv[1:]:
     library = ctypes.CDLL(file)
+    time.sleep(1)
     assert library.launch_outer(kernel, None) == 0
     _ctypes.dlclose(library._handle)
-    time.sleep(1)
 "#;
 
 /// A program without Python.

@@ -173,7 +173,9 @@ impl Module {
     /// Reads what a mapped file says of itself. What is no ELF file says nothing.
     fn read(pid: u32, mapping: &Mapping) -> Module {
         let path = mapping.path.to_string_lossy().into_owned();
-        let file = open_mapping(pid, mapping).ok().or_else(|| open_path(mapping));
+        // Meanwhile another library may be mapped in the same place.
+        let same = |file: &File| file.metadata().is_ok_and(|facts| facts.ino() == mapping.inode);
+        let file = open_mapping(pid, mapping).ok().filter(same).or_else(|| open_path(mapping));
         let (build_id, segments) = file.and_then(|file| elf(&ReadCache::new(file)).ok()).unwrap_or_default();
         Module { path, build_id, segments }
     }
