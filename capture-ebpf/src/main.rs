@@ -213,7 +213,12 @@ fn code_freed(ctx: ProbeContext) -> u32 {
 #[uprobe]
 fn libraries(_: ProbeContext) -> u32 {
     let pid_tid = bpf_get_current_pid_tgid();
-    if TARGETS.get_ptr((pid_tid >> 32) as u32).is_some() {
+    let pid = (pid_tid >> 32) as u32;
+    if let Some(target) = TARGETS.get_ptr(pid) {
+        // SAFETY: a map's value.
+        if unsafe { (*target).native } != 0 {
+            stack::renew(pid);
+        }
         tell(life::LIBRARIES, pid_tid, 0);
     }
     0

@@ -72,7 +72,8 @@ pub(crate) static KNOWN: Array<u64> = Array::with_max_entries(KNOWN_ENTRIES, 0);
 
 pub(crate) const KNOWN_ENTRIES: u32 = 1 << 14;
 
-/// How many code objects that user space knows were freed, by the process's number: those that share one share the count.
+/// How many code objects that user space knows were freed, by the process's number: those that share one share the count. Where
+/// native frames are wanted, changes of the libraries count too.
 ///
 /// What has the address of a freed one is another, and with it every stack that it is in. So the count is part of a stack's
 /// hash: all stacks are new then. That costs once for each stack, and code objects in use are seldom freed.

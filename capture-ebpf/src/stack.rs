@@ -466,11 +466,19 @@ fn remember(key: &SentKey) {
     }
 }
 
-/// How many code objects of a process were freed that user space knew.
+/// See `EPOCHS`.
 #[inline(always)]
 fn epoch(pid: u32) -> u64 {
     // SAFETY: a map's value.
     EPOCHS.get(pid % EPOCH_ENTRIES).map_or(0, |epoch| unsafe { core::ptr::read_volatile(epoch) })
+}
+
+/// Makes all stacks of a process new: what has the address of an unmapped library may be another.
+#[inline(always)]
+pub(crate) fn renew(pid: u32) {
+    if let Some(epoch) = EPOCHS.get_ptr_mut(pid % EPOCH_ENTRIES) {
+        count(epoch);
+    }
 }
 
 /// A code object is about to be freed: what comes to its address is another.
@@ -491,10 +499,8 @@ pub(crate) fn forget(target: *const Target, pid: u32, code: u64) {
     }
     // A processor keeps some entries of a map for itself, so that one may be forgotten before the map is full.
     let may_be_forgotten = SENT_COUNT.get(0).is_some_and(|sent| *sent > u64::from(SENT_ENTRIES / 2));
-    if (was_known || may_be_forgotten)
-        && let Some(epoch) = EPOCHS.get_ptr_mut(pid % EPOCH_ENTRIES)
-    {
-        count(epoch);
+    if was_known || may_be_forgotten {
+        renew(pid);
     }
 }
 

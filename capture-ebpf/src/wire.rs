@@ -171,7 +171,7 @@ pub struct StackBody {
     pub pid_tid: u64,
     /// Its hash.
     pub stack: u64,
-    /// How many code objects of the process had been freed; a hash of an earlier epoch comes no more.
+    /// How often code objects of the process had been freed, or its libraries changed: a hash of an earlier epoch comes no more.
     pub epoch: u64,
     /// How the walk ended: an [`End`].
     pub end: u32,

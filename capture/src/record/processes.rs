@@ -138,7 +138,7 @@ impl Session {
         let generation = self.kernel.target(pid).map_or(0, |target| target.generation);
         let inherited = self.kernel.interpreter(pid, generation);
         if let Some(interpreter) = inherited {
-            self.collector.set_layout(pid, interpreter.layout);
+            self.collector.set_interpreter(pid, &interpreter);
         }
         let python = inherited.map_or(Python::Unknown(0), |interpreter| Python::Unproven(interpreter, Instant::now()));
         let recorded = Recorded {
@@ -254,7 +254,7 @@ impl Session {
                 recorded.python = Python::Unproven(located.interpreter, Instant::now());
                 let generation = recorded.generation;
                 self.look_for_code(pid, Some(&located))?;
-                self.collector.set_layout(pid, located.interpreter.layout);
+                self.collector.set_interpreter(pid, &located.interpreter);
                 self.kernel.set_interpreter(pid, generation, Some(located.interpreter))?;
                 located.interpreter
             }

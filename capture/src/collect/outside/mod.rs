@@ -2,7 +2,8 @@
 //!
 //! [`Outside::take`] takes one record after the other. A call's record becomes an event (`calls.rs`), at once where its
 //! return isn't wanted, else when that comes (`thread.rs` has what is under way; `copies.rs` what is more of copies). What an event refers to is kept by process:
-//! CPU samples become events in `samples.rs`. Stacks and code objects (`stacks.rs`), kernels by handle (`kernels.rs`), contexts and streams (`objects.rs`).
+//! stacks and code objects (`stacks.rs`; `native.rs` has the frames below Python), kernels by handle (`kernels.rs`), contexts
+//! and streams (`objects.rs`). CPU samples become events in `samples.rs`.
 
 mod calls;
 mod copies;
@@ -15,7 +16,7 @@ mod thread;
 
 use std::mem::offset_of;
 
-use ktape_ebpf::python::Layout;
+use ktape_ebpf::python::Interpreter;
 use ktape_ebpf::wire::{
     Call, CodeRecord, Lifecycle, MemoryCall, NAME_BYTES, NativeBody, Plain as _, Return, Sample, StackBody, StackCall,
     TaskBody, TextPiece, kind, life,
@@ -30,6 +31,7 @@ use serde::Serialize;
 use crate::probes::functions::Probed;
 use calls::{Arguments, Open};
 use kernels::Kernels;
+use native::Builds;
 use objects::Objects;
 pub use samples::Samples;
 use stacks::{Large as _, Stacks};
@@ -103,6 +105,8 @@ pub struct Outside {
     function_ids: Vec<u32>,
     launch_durations: bool,
     processes: FxHashMap<u32, Process>,
+    /// The files of native frames.
+    builds: Builds,
     taken: Vec<Taken>,
     events: u64,
     gaps: Gaps,
@@ -135,6 +139,7 @@ impl Outside {
             function_ids: vec![0; count],
             launch_durations,
             processes: FxHashMap::default(),
+            builds: Builds::default(),
             taken: vec![Taken::default(); count],
             events: 0,
             gaps: Gaps::default(),
@@ -179,9 +184,9 @@ impl Outside {
     }
 
     /// Learns which Python a process runs.
-    pub fn set_layout(&mut self, pid: u32, layout: Layout) {
+    pub fn set_interpreter(&mut self, pid: u32, interpreter: &Interpreter) {
         if let Some(process) = self.processes.get_mut(&pid) {
-            process.stacks.set_layout(layout);
+            process.stacks.set_interpreter(interpreter);
             self.gaps.before_interpreter += std::mem::take(&mut process.stackless);
             self.samples.before_interpreter += std::mem::take(&mut process.stackless_samples);
         }
@@ -278,7 +283,7 @@ impl Outside {
                     && let Some(process) = self.processes.get_mut(&upper(body.pid_tid))
                 {
                     let frames = &record[size_of::<StackBody>()..];
-                    self.gaps.unknown_frames += process.stacks.add(&body, frames, sink)?;
+                    self.gaps.unknown_frames += process.stacks.add(&body, frames, &mut self.builds, sink)?;
                     self.gaps.incomplete_stacks += u64::from(body.end != 0);
                 }
             }
@@ -414,7 +419,12 @@ impl Outside {
         let notice = match life.what {
             life::FORK => Some(Notice::Forked(upper(life.detail))),
             life::EXEC => Some(Notice::Executed(pid)),
-            life::LIBRARIES => Some(Notice::Libraries(pid)),
+            life::LIBRARIES => {
+                if let Some(process) = self.processes.get_mut(&pid) {
+                    process.stacks.libraries_changed();
+                }
+                Some(Notice::Libraries(pid))
+            }
             life::THREAD_EXIT => {
                 Some(Notice::ThreadEnded { pid, time_ns: life.time_ns as i64, status: life.detail as i64 })
             }

@@ -3,13 +3,14 @@
 //! A stack's body comes once, before the first call that has it, and after the code objects in it. Frames are named at once,
 //! while their code objects are what they were.
 
-use ktape_ebpf::python::{CodeBody, End, Layout, Memory as _, RawFrame, raw_kind};
+use ktape_ebpf::python::{CodeBody, End, Interpreter, Layout, Memory as _, RawFrame, raw_kind};
 use ktape_ebpf::wire::{CodeRecord, NativeBody, Plain as _, StackBody, TaskBody, TextPiece, text};
 use ktape_format::Sink;
-use ktape_format::definition::{Frame, Stack, frame_kind};
+use ktape_format::definition::{Frame, Stack, frame_kind, property};
+use ktape_format::table::DefinitionKind;
 use rustc_hash::FxHashMap;
 
-use super::native::Natives;
+use super::native::{Builds, Natives, Place};
 use crate::python::code::{Code, LongTexts, task_name};
 use crate::python::frames::{Codes, Named};
 use crate::python::memory::ProcessMemory;
@@ -77,8 +78,14 @@ impl Stacks {
     }
 
     /// Learns which Python it is. Without that there are no code objects and no Python frames.
-    pub(super) fn set_layout(&mut self, layout: Layout) {
-        self.layout = Some(layout);
+    pub(super) fn set_interpreter(&mut self, interpreter: &Interpreter) {
+        self.layout = Some(interpreter.layout);
+        self.natives.set_interpreter(interpreter.runtime);
+    }
+
+    /// Learns that the process has mapped or unmapped a library.
+    pub(super) fn libraries_changed(&mut self) {
+        self.natives.read_mappings();
     }
 
     /// Whether it is known which Python it is.
@@ -147,7 +154,13 @@ impl Stacks {
     }
 
     /// Takes a stack's body. Returns how many of its frames have no name.
-    pub(super) fn add<S: Sink>(&mut self, body: &StackBody, frames: &[u8], sink: &mut S) -> Result<u64, S::Error> {
+    pub(super) fn add<S: Sink>(
+        &mut self,
+        body: &StackBody,
+        frames: &[u8],
+        builds: &mut Builds,
+        sink: &mut S,
+    ) -> Result<u64, S::Error> {
         let frames = frames.chunks_exact(size_of::<RawFrame>()).take(body.depth as usize);
         let mut unknown = 0;
         let mut stack = Growing { id: 0, sink };
@@ -176,10 +189,16 @@ impl Stacks {
         if body.awaited_by != 0 {
             stack.mark(AWAITED)?;
         }
-        let native = self.native.take().filter(|(hash, _)| *hash == body.stack);
-        for &address in native.unwrap_or_default().1.iter().rev() {
-            let place = self.natives.place(address);
-            stack.push(frame_kind::NATIVE, &place.name, &place.file, 0, 0)?;
+        if let Some((_, addresses)) = self.native.take().filter(|(hash, _)| *hash == body.stack) {
+            // Below the thread's own Python frames stands what the innermost of them called.
+            let is_below_python = body.depth > 0 && body.awaited_by == 0;
+            let native = self.natives.frames(&addresses, is_below_python);
+            if let Some(why) = incomplete(native.end as u32) {
+                stack.mark(why)?;
+            }
+            for place in native.places.iter().rev() {
+                stack.push_native(place, builds)?;
+            }
         }
         self.epoch = self.epoch.max(body.epoch);
         self.by_hash.insert(body.stack, Known { id: stack.id, epoch: body.epoch });
@@ -202,12 +221,24 @@ impl<S: Sink> Growing<'_, S> {
         Ok(())
     }
 
+    /// A native frame, and once for each file which build of it it is.
+    fn push_native(&mut self, place: &Place, builds: &mut Builds) -> Result<(), S::Error> {
+        let Place { name, module } = place;
+        let Some(module) = module else { return self.push(frame_kind::NATIVE, name, "", 0, 0) };
+        let (file, is_new) = builds.file(module);
+        if let Some(build_id) = module.build_id.as_deref().filter(|_| is_new) {
+            let file = self.sink.string(&file)?;
+            self.sink.property(DefinitionKind::String as u16, file, property::BUILD_ID, build_id)?;
+        }
+        self.push(frame_kind::NATIVE, name, &file, 0, 0)
+    }
+
     fn mark(&mut self, what: &str) -> Result<(), S::Error> {
         self.push(frame_kind::UNKNOWN, what, "", 0, 0)
     }
 }
 
-/// What stands at the root of a stack that is not whole.
+/// What stands at the root of a stack, or of its native frames, that is not whole.
 fn incomplete(end: u32) -> Option<&'static str> {
     match end {
         end if end == End::Outermost as u32 => None,
