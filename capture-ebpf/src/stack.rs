@@ -262,20 +262,37 @@ fn add_native(seen: Seen, space: &mut Space) {
         return;
     }
     let mut depth = bytes as u32 / 8;
+    let mut stack = u64::MAX;
     if let Seen::Calling(_, stack_pointer) = seen {
         space.native[0] = space.native[1];
         space.native[1] = User.word(stack_pointer).unwrap_or(0);
         depth += 1;
+        stack = stack_pointer;
     }
-    space.native_body.depth = depth;
     let mut at = 0;
     while at < MAX_NATIVE_FRAMES {
         if at as u32 >= depth {
             break;
         }
+        if !may_be_code(space.native[at], stack) {
+            // The same for all that is none, so that garbage which changes doesn't make new stacks.
+            space.native[at] = 0;
+            depth = at as u32 + 1;
+        }
         space.hash = mix(space.hash, space.native[at]);
         at += 1;
     }
+    space.native_body.depth = depth;
+}
+
+/// Whether an address may be one of code: of code without frame pointers comes what a register held, often a place on the stack.
+#[inline(always)]
+fn may_be_code(address: u64, stack_pointer: u64) -> bool {
+    /// How far up a thread's stack is looked for; they are of 8 MiB where nobody asks for others.
+    const STACK_BYTES: u64 = 16 << 20;
+    /// The lowest address that can be mapped, and the end of those of user space.
+    const USER: core::ops::Range<u64> = 0x1_0000..1 << 47;
+    address >= USER.start && address < USER.end && address.wrapping_sub(stack_pointer) >= STACK_BYTES
 }
 
 #[inline(always)]
