@@ -293,7 +293,7 @@ impl Session {
             let notice = match unknown {
                 None => notice,
                 Some((pid, record)) => {
-                    self.begin_known(pid, false)?;
+                    self.begin_known(pid, None, false)?;
                     self.look_at(pid);
                     self.collector.take(bytes_of(&record), &mut self.tape)?
                 }

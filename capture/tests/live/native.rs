@@ -88,7 +88,7 @@ int main(void) {
 const WITH: &str = "-fno-omit-frame-pointer";
 const WITHOUT: &str = "-fomit-frame-pointer";
 const UNREAD: &str = "[further frames could not be read]";
-const AWAITED: &str = "[awaited thread without Python]";
+const AWAITED: &str = "[thread without Python, started by this one, which waits]";
 
 /// Compiles one of the texts.
 fn compile(scene: &Scene, text: &str, name: &str, options: &[&str]) -> String {

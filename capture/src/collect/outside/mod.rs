@@ -56,10 +56,10 @@ pub struct Identity {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[expect(missing_docs, reason = "the variants say what their fields are")]
 pub enum Notice {
-    /// A process was forked: the child's number.
-    Forked(u32),
-    /// A process of this number began another program.
-    Executed(u32),
+    /// A process was forked: the child's number, and the generation of its program.
+    Forked { child: u32, generation: u64 },
+    /// A process of this number began another program, of this generation.
+    Executed { pid: u32, generation: u64 },
     /// A process of this number mapped or unmapped a library.
     Libraries(u32),
     /// A process of this number has a record, and was not begun: the record was not taken.
@@ -68,6 +68,8 @@ pub enum Notice {
     ThreadEnded { pid: u32, time_ns: i64, status: i64 },
     /// A process runs asyncio: the code object whose frames run tasks, and `PyUnicode_Type`.
     TaskRunner { pid: u32, code: u64, string_type: u64 },
+    /// A process of this number gives its tasks more names than are worth keeping.
+    ManyTasks(u32),
 }
 
 /// What was taken of one function.
@@ -283,8 +285,9 @@ impl Outside {
                     && let Some(process) = self.processes.get_mut(&upper(body.pid_tid))
                 {
                     let frames = &record[size_of::<StackBody>()..];
-                    self.gaps.unknown_frames += process.stacks.add(&body, frames, &mut self.builds, sink)?;
-                    self.gaps.incomplete_stacks += u64::from(body.end != 0);
+                    let added = process.stacks.add(&body, frames, &mut self.builds, sink)?;
+                    self.gaps.unknown_frames += added.unknown_frames;
+                    self.gaps.incomplete_stacks += u64::from(added.is_incomplete);
                 }
             }
             kind::NATIVE_BODY => {
@@ -299,7 +302,7 @@ impl Outside {
                     && let Some(process) = self.processes.get_mut(&upper(code.pid_tid))
                 {
                     let pid = process.pid;
-                    let string_type = process.stacks.add_code(lower(code.pid_tid), &code.body);
+                    let string_type = process.stacks.add_code(lower(code.pid_tid), code.rotation, &code.body);
                     return Ok(string_type.map(|string_type| Notice::TaskRunner {
                         pid,
                         code: code.body.code,
@@ -318,7 +321,8 @@ impl Outside {
                 if let Some(body) = TaskBody::read(record)
                     && let Some(process) = self.processes.get_mut(&upper(body.pid_tid))
                 {
-                    process.stacks.add_task(&body);
+                    let is_enough = process.stacks.add_task(&body);
+                    return Ok(is_enough.then_some(Notice::ManyTasks(process.pid)));
                 }
             }
             kind::SAMPLE => {
@@ -417,8 +421,8 @@ impl Outside {
     fn lifecycle<S: Sink>(&mut self, life: &Lifecycle, sink: &mut S) -> Result<Option<Notice>, S::Error> {
         let (pid, tid) = (upper(life.pid_tid), lower(life.pid_tid));
         let notice = match life.what {
-            life::FORK => Some(Notice::Forked(upper(life.detail))),
-            life::EXEC => Some(Notice::Executed(pid)),
+            life::FORK => Some(Notice::Forked { child: upper(life.detail), generation: life.time_ns }),
+            life::EXEC => Some(Notice::Executed { pid, generation: life.time_ns }),
             life::LIBRARIES => {
                 if let Some(process) = self.processes.get_mut(&pid) {
                     process.stacks.libraries_changed();
@@ -459,9 +463,9 @@ impl Outside {
         )?;
         if life.what == life::THREAD_EXIT
             && let Some(process) = self.processes.get_mut(&pid)
-            && let Some(mut thread) = process.threads.remove(&tid)
         {
-            for pending in thread.take_all() {
+            process.stacks.end_thread(tid);
+            for pending in process.threads.remove(&tid).into_iter().flat_map(|mut thread| thread.take_all()) {
                 self.gaps.calls_without_return += 1;
                 self.events += pending.open.emit(sink)?;
             }

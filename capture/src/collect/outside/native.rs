@@ -118,6 +118,10 @@ impl Natives {
     /// The frames of these addresses, innermost first: that of an instruction, and those that calls return to. Those
     /// `below_python` are what the innermost Python function called: they end where the interpreter is.
     pub(super) fn frames(&mut self, addresses: &[u64], below_python: bool) -> Frames {
+        if addresses.is_empty() {
+            // They were sent, and got lost.
+            return Frames { places: Vec::new(), end: End::Unreadable };
+        }
         let mut places = Vec::with_capacity(addresses.len());
         for (index, &address) in addresses.iter().enumerate() {
             // A call may be the last instruction of its function, so that it returns to the next one.
