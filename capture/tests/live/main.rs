@@ -4,11 +4,11 @@
 //! recorded with stacks. What is not there is said, and the test skipped, unless `KTAPE_REQUIRE_LIVE` is set.
 
 mod exact;
+mod frames;
 mod native;
 mod processes;
 mod samples;
 mod stacks;
-mod tasks;
 
 use exact::Compared;
 use processes::{Scene, Target, pythons};

@@ -15,6 +15,7 @@ use crate::processes::{self, Scene};
 /// A library between a program and the driver.
 const LIBRARY: &str = r#"
 #include <pthread.h>
+#include <semaphore.h>
 extern int cuLaunchKernel(void *, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, void *, void **, void **);
 static volatile int kept;
 __attribute__((noinline)) int launch_inner(void *kernel, void *stream) {
@@ -29,6 +30,23 @@ static void *arguments[2];
 static void *thread_main(void *unused) {
     kept = launch_outer(arguments[0], arguments[1]);
     return unused;
+}
+static sem_t asked, answered;
+static void *server_main(void *unused) {
+    for (;;) {
+        sem_wait(&asked);
+        kept = launch_outer(arguments[0], arguments[1]);
+        sem_post(&answered);
+    }
+    return unused;
+}
+int start_server(void *kernel, void *stream) {
+    pthread_t thread;
+    arguments[0] = kernel, arguments[1] = stream;
+    return sem_init(&asked, 0, 0) || sem_init(&answered, 0, 0) || pthread_create(&thread, 0, server_main, 0);
+}
+int ask_server(void) {
+    return sem_post(&asked) || sem_wait(&answered);
 }
 int launch_in_thread(void *kernel, void *stream) {
     pthread_t thread;
@@ -88,7 +106,8 @@ int main(void) {
 const WITH: &str = "-fno-omit-frame-pointer";
 const WITHOUT: &str = "-fomit-frame-pointer";
 const UNREAD: &str = "[further frames could not be read]";
-const AWAITED: &str = "[thread without Python, started by this one, which waits]";
+const STARTED: &str = "[thread without Python, started by this one, which waits]";
+const CALLED_LAST: &str = "[thread without Python; this one, which waits, called the driver last]";
 
 /// Compiles one of the texts.
 fn compile(scene: &Scene, text: &str, name: &str, options: &[&str]) -> String {
@@ -193,8 +212,86 @@ fn a_thread_without_python_has_its_native_frames_below_the_thread_that_waits() {
             assert_eq!(names(natives)[..4], launching, "{stack:?}");
             // It was started by the C library, whose functions have no frame pointers.
             assert!(natives[4..].iter().all(|frame| frame.file.contains("libc.so")), "{stack:?}");
-            assert!(names(marks) == [UNREAD, AWAITED] || names(marks) == [AWAITED], "{stack:?}");
+            assert!(names(marks) == [UNREAD, STARTED] || names(marks) == [STARTED], "{stack:?}");
             assert_eq!(names(pythons), ["wait", "<module>"]);
+        }
+    }
+}
+
+/// While the first thread waits for native threads, another launches.
+const OTHERS: &str = r#"
+import threading
+over = False
+def other():
+    while not over:
+        cu.cuLaunchKernel(kernel, 1, 1, 1, 1, 1, 1, 0, None, None, None)
+def wait():
+    for _ in range(100):
+        assert library.launch_in_thread(kernel, None) == 0
+thread = threading.Thread(target=other)
+thread.start()
+wait()
+over = True
+thread.join()
+time.sleep(1)
+"#;
+
+#[test]
+fn a_thread_without_python_stands_below_its_starter_whoever_called_last() {
+    for python in processes::pythons() {
+        let Some(scene) = Scene::new("threads of two") else { return };
+        let library = library(&scene, WITH);
+        let (setup, _) = PYTHON.split_once("def wait").expect("its end");
+        let program = format!("{setup}{OTHERS}");
+        let mut run = scene.capture(&["run", "-o", &scene.path("run.ktape"), "--", &python, "-c", &program, &library]);
+        assert!(run.status().expect("capture starts").success());
+        let mut natives = 0;
+        for stack in launches(&scene, "run.ktape") {
+            let names = names(&stack);
+            if names.contains(&"thread_main") {
+                natives += 1;
+                assert!(names.contains(&STARTED) && names.ends_with(&["wait", "<module>"]), "{names:?}");
+                assert_eq!(names[..4], ["cuLaunchKernel", "launch_inner", "launch_outer", "thread_main"]);
+            } else {
+                assert_eq!(names[0], "other");
+            }
+        }
+        assert_eq!(natives, 100);
+    }
+}
+
+/// A native thread launches for Python, which launches too; as many turns as each line on the standard input says.
+const SERVER: &str = r#"
+assert library.start_server(kernel, None) == 0
+def wait():
+    cu.cuLaunchKernel(kernel, 1, 1, 1, 1, 1, 1, 0, None, None, None)
+    assert library.ask_server() == 0
+index = 0
+for line in sys.stdin:
+    while index < int(line):
+        wait()
+        index += 1
+    print(index, flush=True)
+"#;
+
+#[test]
+fn a_thread_that_is_older_than_the_recording_stands_below_the_last_caller() {
+    for python in processes::pythons() {
+        let Some(scene) = Scene::new("older threads") else { return };
+        let library = library(&scene, WITH);
+        let (setup, _) = PYTHON.split_once("def wait").expect("its end");
+        let program = format!("{}{SERVER}", setup.replace("sys.argv[1]", &format!("{library:?}")));
+        let mut target = processes::Target::start(&scene, &python, &program);
+        let recorder = scene.attach(&target, "late.ktape");
+        target.go_on_until(50);
+        target.end();
+        recorder.wait();
+        let stacks = launches(&scene, "late.ktape");
+        let natives = stacks.iter().filter(|stack| names(stack).contains(&"server_main"));
+        let natives: Vec<Vec<&str>> = natives.map(|stack| names(stack)).collect();
+        assert!(natives.len() >= 39, "{} of {}", natives.len(), stacks.len());
+        for names in natives {
+            assert!(names.contains(&CALLED_LAST) && names.ends_with(&["wait", "<module>"]), "{names:?}");
         }
     }
 }
