@@ -130,6 +130,11 @@ pub(super) fn report(summary: &Summary, recording: &Recording) -> Result<()> {
         summary.libraries.len(),
     )?;
     writeln!(out, "calls: {seen} seen, {written} written, {lost} lost")?;
+    if !summary.kernels.is_empty() {
+        let sources: Vec<String> =
+            summary.kernels.iter().map(|(source, count)| format!("{count} {}", source.name())).collect();
+        writeln!(out, "kernels, by where their names are from: {}", sources.join(", "))?;
+    }
     if let Some(samples) = &summary.cpu_samples {
         writeln!(
             out,

@@ -13,6 +13,7 @@ use super::Gaps;
 use super::copies::{Asked, refused_copy, refused_set};
 use super::kernels::Kernels;
 use super::objects::Objects;
+use crate::probes::functions::ObjectKind as Kind;
 use super::thread::Thread;
 use crate::probes::functions::{Argument, LAUNCH_PARAMS_BYTES, Meaning, Probed};
 
@@ -80,8 +81,8 @@ pub(super) enum Open {
     /// An allocation in so many rows, whose pitch the call says.
     AllocPitch(Alloc, u64),
     Free(Free),
-    /// A kernel is asked for by this name.
-    KernelByName(String),
+    /// An object of a kernel is asked for by this name.
+    KernelByName(Kind, String),
     /// The function of this kernel is asked for.
     FunctionOfKernel(u64),
     /// The handle of this host stub is asked for.
@@ -241,8 +242,8 @@ impl Within<'_> {
                     ..Free::default()
                 })
             }
-            Meaning::KernelByName => match self.kernels.whole_name(a.name(), a.word(2)) {
-                Some(name) => Open::KernelByName(name),
+            Meaning::KernelByName(kind) => match self.kernels.whole_name(a.name(), a.word(2)) {
+                Some(name) => Open::KernelByName(kind, name),
                 None => {
                     self.note_unreadable(true);
                     Open::Nothing
@@ -464,9 +465,7 @@ impl Open {
                 objects.allocated(row.address, row.bytes, row.allocator);
             }
             _ if !succeeded => {}
-            Open::KernelByName(name) => {
-                kernels.name(outs[0], name, sink)?;
-            }
+            Open::KernelByName(kind, name) => kernels.handed_out(*kind, outs[0], name, sink)?,
             Open::FunctionOfKernel(kernel) => kernels.same(outs[0], *kernel, sink)?,
             Open::HandleOfStub(stub) => kernels.handle_of_stub(outs[0], *stub),
             Open::ContextSet(context) => {
