@@ -9,8 +9,7 @@ use std::cell::Cell;
 
 use memchr::memmem;
 use object::elf::{
-    self, Dyn64, FileHeader64, ProgramHeader64, Rela64, STT_FUNC, STT_GNU_IFUNC, STT_NOTYPE, SectionHeader64,
-    Sym64,
+    self, Dyn64, FileHeader64, ProgramHeader64, Rela64, STT_FUNC, STT_GNU_IFUNC, STT_NOTYPE, SectionHeader64, Sym64,
 };
 use object::read::elf::{
     Dyn as _, FileHeader as _, GnuHashTable, HashTable, ProgramHeader as _, SectionHeader as _, Sym as _,

@@ -13,8 +13,8 @@ use super::Gaps;
 use super::copies::{Asked, refused_copy, refused_set};
 use super::kernels::Kernels;
 use super::objects::Objects;
-use crate::probes::functions::ObjectKind as Kind;
 use super::thread::Thread;
+use crate::probes::functions::ObjectKind as Kind;
 use crate::probes::functions::{Argument, LAUNCH_PARAMS_BYTES, Meaning, Probed};
 
 /// A call's words.

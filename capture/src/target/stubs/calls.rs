@@ -3,14 +3,12 @@
 //! To decode hundreds of megabytes would take seconds. But a call has its opcode and the distance to what it calls: a search for
 //! these bytes finds every call of a function at memory's speed, and the few that are found are decoded with what stands in
 //! front of them. Backwards, instructions cannot be told apart; so decoding begins some hundred bytes before, at one byte after
-//! the other until it meets the call. Bytes that look like a call by chance have senseless arguments, which the caller sees.
+//! the other, until it meets the call and knows the arguments. Bytes that look like a call by chance have senseless arguments, which the caller sees.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt as _;
 
-use iced_x86::{
-    Decoder, DecoderOptions, Instruction, InstructionInfoFactory, Mnemonic, OpAccess, OpKind, Register,
-};
+use iced_x86::{Decoder, DecoderOptions, Instruction, InstructionInfoFactory, Mnemonic, OpAccess, OpKind, Register};
 use memchr::{memchr_iter, memmem};
 use rustc_hash::FxHashMap;
 
@@ -59,13 +57,9 @@ impl Argument {
 
 /// What is known of the registers at one place.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Registers([Option<Place>; 16]);
+struct Registers([Option<Place>; 16]);
 
 impl Registers {
-    pub(super) fn get(&self, argument: Argument) -> Option<Place> {
-        self.0[argument.register().number()]
-    }
-
     /// What an instruction does to them.
     fn follow(&mut self, instruction: &Instruction, factory: &mut InstructionInfoFactory) {
         let value = match (instruction.mnemonic(), instruction.op1_kind()) {
@@ -147,11 +141,13 @@ impl<'f> Code<'f> {
         })
     }
 
-    /// Tells of every call of one of these, with what its registers hold; until `tell` has had enough.
+    /// Tells of every call of one of these whose wanted arguments, two for each of them, are known; until `tell` has had
+    /// enough.
     pub(super) fn find_calls(
         &self,
         callees: &Callees,
-        tell: &mut dyn FnMut(usize, &Registers) -> bool,
+        wanted: &[[Argument; 2]],
+        tell: &mut dyn FnMut(usize, [Place; 2]) -> bool,
     ) -> Result<(), Error> {
         let mut factory = InstructionInfoFactory::new();
         let indirect = memmem::Finder::new(&[0xff, 0x15]);
@@ -165,7 +161,10 @@ impl<'f> Code<'f> {
                 let slot = piece.slot(at)?;
                 Some((at, *callees.slots.get(&slot)?))
             });
-            direct.chain(through_slot).all(|(at, name)| tell(name, &piece.registers(at, &mut factory)))
+            direct.chain(through_slot).all(|(at, name)| {
+                let arguments = piece.arguments(at, wanted[name], &mut factory);
+                arguments.is_none_or(|arguments| tell(name, arguments))
+            })
         })
     }
 
@@ -209,16 +208,19 @@ impl Piece<'_> {
         self.relative(at + 2, at + 6)
     }
 
-    /// What is known of the registers at `at`, by the instructions in front of it.
-    fn registers(&self, at: usize, factory: &mut InstructionInfoFactory) -> Registers {
+    /// What these arguments of the call at `at` are, by the instructions in front of it. A beginning that is out of step misses
+    /// instructions, and hardly ever makes up one that takes an address.
+    fn arguments(&self, at: usize, wanted: [Argument; 2], factory: &mut InstructionInfoFactory) -> Option<[Place; 2]> {
         let from = at.saturating_sub(BEFORE_BYTES);
-        let ends_there = |begin: &usize| self.decode(*begin, at, None).is_some();
-        let Some(begin) = (from..at.min(from + BEGINNINGS)).find(ends_there) else { return Registers::default() };
-        self.decode(begin, at, Some(factory)).unwrap_or_default()
+        (from..at.min(from + BEGINNINGS)).find_map(|begin| {
+            let registers = self.decode(begin, at, factory)?;
+            let [first, second] = wanted.map(|argument| registers.0[argument.register().number()]);
+            Some([first?, second?])
+        })
     }
 
     /// Decodes from one place to the other; `None` if no instruction begins at the latter.
-    fn decode(&self, begin: usize, end: usize, mut factory: Option<&mut InstructionInfoFactory>) -> Option<Registers> {
+    fn decode(&self, begin: usize, end: usize, factory: &mut InstructionInfoFactory) -> Option<Registers> {
         let mut registers = Registers::default();
         let address = self.address.wrapping_add(begin as u64);
         let mut decoder = Decoder::with_ip(64, &self.bytes[begin..end], address, DecoderOptions::NONE);
@@ -231,7 +233,7 @@ impl Piece<'_> {
                 if decoder.position() == end - begin {
                     return None;
                 }
-            } else if let Some(factory) = &mut factory {
+            } else {
                 registers.follow(&instruction, factory);
             }
         }

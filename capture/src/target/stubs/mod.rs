@@ -33,7 +33,7 @@ const REGISTER: &str = "__cudaRegisterFunction";
 const GET: &str = "__cudaGetKernel";
 
 /// Where an address comes from that code takes, as addresses of the file.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Place {
     /// It is this one.
     At(u64),
@@ -88,27 +88,27 @@ pub fn find(file: &File) -> Result<Stubs, Error> {
         Place::At(address) => library.access(address).is_some_and(|access| access.is_executable),
         Place::Slot(address) => library.access(address).is_some_and(|access| access.is_writable),
     };
-    code.find_calls(&callees, &mut |call, arguments| {
-        let argument = |index| arguments.get(index);
-        let Some(stub) = argument(Argument::Second).filter(|&stub| is_stub(stub)) else { return true };
-        match names[call] {
-            GET => {
-                let Some(Place::At(handle)) = argument(Argument::First) else { return true };
-                if library.access(handle).is_none_or(|access| !access.is_writable) {
-                    return true;
-                }
-                stubs.handles.push((handle, stub));
-            }
-            _ => {
-                let Some(Place::At(name)) = argument(Argument::Fourth) else { return true };
-                let Some(name) = name_at(file, &library, name) else { return true };
-                name_bytes += name.len();
-                stubs.named.push((stub, name.into()));
-            }
+    let wanted = [[Argument::Second, Argument::Fourth], [Argument::Second, Argument::First]];
+    code.find_calls(&callees, &wanted, &mut |call, [stub, other]| {
+        let Place::At(other) = other else { return true };
+        if !is_stub(stub) {
+            return true;
+        }
+        if names[call] == REGISTER {
+            let Some(name) = name_at(file, &library, other) else { return true };
+            name_bytes += name.len();
+            stubs.named.push((stub, name.into()));
+        } else if library.access(other).is_some_and(|access| access.is_writable) {
+            stubs.handles.push((other, stub));
         }
         // What is left is not read.
         stubs.named.len().max(stubs.handles.len()) < MOST_STUBS && name_bytes < MOST_NAMES_BYTES
     })?;
+    // A stub that is compiled into its callers is in each of them.
+    stubs.named.sort_unstable();
+    stubs.named.dedup();
+    stubs.handles.sort_unstable();
+    stubs.handles.dedup();
     Ok(stubs)
 }
 
