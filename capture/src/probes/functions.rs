@@ -37,6 +37,8 @@ pub enum Meaning {
     LaunchConfig,
     /// Launches a kernel on several devices: `CUDA_LAUNCH_PARAMS`, how many.
     LaunchMulti,
+    /// Makes an executable graph: handle, graph.
+    GraphInstantiate,
     /// Launches a graph: executable graph, stream.
     GraphLaunch,
     /// Queues a host function into a stream.
@@ -152,6 +154,10 @@ pub const FUNCTIONS: &[Function] = &[
     f("cuLaunchCooperativeKernel", PTSZ, Meaning::Launch),
     f("cuLaunchCooperativeKernelMultiDevice", "", Meaning::LaunchMulti),
     f("cuLaunchHostFunc", PTSZ, Meaning::HostFunction),
+    f("cuGraphInstantiate", "", Meaning::GraphInstantiate),
+    f("cuGraphInstantiate_v2", "", Meaning::GraphInstantiate),
+    f("cuGraphInstantiateWithFlags", "", Meaning::GraphInstantiate),
+    f("cuGraphInstantiateWithParams", PTSZ, Meaning::GraphInstantiate),
     f("cuGraphLaunch", PTSZ, Meaning::GraphLaunch),
     f("cuMemcpy", PTDS, copy(copy_kind::UNKNOWN, None)),
     f("cuMemcpyAsync", PTSZ, copy(copy_kind::UNKNOWN, Some(3))),
@@ -277,7 +283,8 @@ impl Meaning {
     pub fn is_event(self) -> bool {
         !matches!(
             self,
-            Meaning::KernelByName(_)
+            Meaning::GraphInstantiate
+                | Meaning::KernelByName(_)
                 | Meaning::FunctionOfKernel
                 | Meaning::RegisterStub
                 | Meaning::RuntimeLaunch
@@ -302,7 +309,8 @@ impl Meaning {
             Meaning::CopyShape { shape, .. } => memory(shape.bytes()),
             Meaning::KernelByName(_) => Plan { record: wire::kind::NAMED_CALL, pointer: 2, outs: [1, 0], ..plan },
             Meaning::RegisterStub => Plan { record: wire::kind::NAMED_CALL, pointer: 2, ..plan },
-            Meaning::Alloc { .. }
+            Meaning::GraphInstantiate
+            | Meaning::Alloc { .. }
             | Meaning::FunctionOfKernel
             | Meaning::HandleOfStub
             | Meaning::ContextPop

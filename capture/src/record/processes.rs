@@ -110,6 +110,12 @@ impl Session {
         let target = self.new_target();
         // Files of gigabytes may be read for it: that must not wait until calls come.
         let stubs = live::of(pid, &mut self.stubs).unwrap_or_default();
+        if stubs.left_out > 0 {
+            self.trouble(format!(
+                "process {pid}: {} files were not searched for names of kernels in time",
+                stubs.left_out
+            ));
+        }
         // First the interpreter: a call that comes before it is known has no stack.
         let located = find::locate(pid).ok();
         if let Some(located) = &located {

@@ -165,3 +165,46 @@ fn too_few_known_names_leave_the_others_unknown() {
     assert_eq!((sources.len(), sources.iter().filter(unknown).count()), (12, 8), "{sources:?}");
     assert!(said.contains("kernels, by where their names are from: 4 module, 8 unresolved"), "{said}");
 }
+
+/// Captures a graph of one launch at the start, and another at the turn 100; launches the newest of them each turn.
+const LAUNCH_GRAPHS: &str = r#"
+import ctypes, sys
+cu = ctypes.CDLL("libcuda.so.1")
+def check(code):
+    if code: raise SystemExit(f"CUresult {code}")
+def handle(function, *arguments):
+    out = ctypes.c_void_p()
+    check(function(ctypes.byref(out), *arguments))
+    return out
+check(cu.cuInit(0))
+check(cu.cuCtxSetCurrent(handle(cu.cuDevicePrimaryCtxRetain, 0)))
+module = handle(cu.cuModuleLoadData, b"SIMCUDA-IMAGE\nkernel gemm\n")
+gemm = handle(cu.cuModuleGetFunction, module, b"gemm")
+stream = handle(cu.cuStreamCreate, 1)
+def captured():
+    check(cu.cuStreamBeginCapture_v2(stream, 0))
+    check(cu.cuLaunchKernel(gemm, 1, 1, 1, 32, 1, 1, 0, stream, None, None))
+    graph = ctypes.c_void_p()
+    check(cu.cuStreamEndCapture(stream, ctypes.byref(graph)))
+    return handle(cu.cuGraphInstantiateWithFlags, graph, ctypes.c_uint64(0))
+graph = captured()
+index = 0
+for line in sys.stdin:
+    while index < int(line):
+        if index == 100: graph = captured()
+        check(cu.cuGraphLaunch(graph, stream))
+        index += 1
+    print(index, flush=True)
+"#;
+
+#[test]
+fn launches_of_graphs_from_before_are_counted() {
+    let Some(python) = pythons().pop() else { return };
+    let Some(scene) = Scene::new("older graphs") else { return };
+    let mut target = Target::start(&scene, &python, LAUNCH_GRAPHS);
+    let recorder = scene.attach(&target, "late.ktape");
+    target.go_on_until(300);
+    target.end();
+    let said = recorder.wait_for(0);
+    assert!(said.contains("  90 launches of graphs that were made before the recording"), "{said}");
+}

@@ -81,6 +81,7 @@ pub(super) enum Open {
     /// An allocation in so many rows, whose pitch the call says.
     AllocPitch(Alloc, u64),
     Free(Free),
+    GraphInstantiate,
     /// An object of a kernel is asked for by this name.
     KernelByName(Kind, String),
     /// The function of this kernel is asked for.
@@ -138,7 +139,9 @@ impl Within<'_> {
                 Open::Launch(self.launch(a, a.word(1), &configuration, a.memory_word(32), sink)?)
             }
             Meaning::LaunchMulti => self.launch_multi(a, sink)?,
+            Meaning::GraphInstantiate => Open::GraphInstantiate,
             Meaning::GraphLaunch => {
+                self.gaps.launches_of_older_graphs += u64::from(!self.objects.has_seen_made(a.word(0)));
                 let (graph, stream) = (self.objects.graph(a.word(0), sink)?, self.stream(a.word(1), sink)?);
                 Open::GraphLaunch(GraphLaunch {
                     start_ns: a.call.time_ns as i64,
@@ -465,6 +468,7 @@ impl Open {
                 objects.allocated(row.address, row.bytes, row.allocator);
             }
             _ if !succeeded => {}
+            Open::GraphInstantiate => objects.graph_made(outs[0]),
             Open::KernelByName(kind, name) => kernels.handed_out(*kind, outs[0], name, sink)?,
             Open::FunctionOfKernel(kernel) => kernels.same(outs[0], *kernel, sink)?,
             Open::HandleOfStub(stub) => kernels.handle_of_stub(outs[0], *stub),

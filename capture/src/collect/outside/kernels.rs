@@ -128,9 +128,12 @@ impl Kernels {
             return Ok(id);
         }
         let version = self.objects.borrow().version();
-        if known.is_none_or(|kernel| kernel.asked != version)
-            && let Some(name) = self.scan(handle)
+        if let Some(kernel) = known
+            && kernel.asked == version
         {
+            return Ok(kernel.id);
+        }
+        if let Some(name) = self.scan(handle) {
             return self.name(handle, &name, Source::Scan, sink);
         }
         let id = match known {

@@ -99,6 +99,8 @@ pub struct Gaps {
     pub unknown_frames: u64,
     /// Calls with arguments that could not be read.
     pub unreadable_arguments: u64,
+    /// Launches of graphs that were made before the recording: their kernels are not known.
+    pub launches_of_older_graphs: u64,
 }
 
 /// The collector.

@@ -264,8 +264,8 @@ mod tests {
             assert_eq!((objects.name(&memory, handle(6)), objects.version()), (None, 0), "four are too few");
             let objects = learn(&memory, 0..SAMPLES);
             assert_eq!(objects.version(), 1);
-            for index in 0..NAMES.len() {
-                assert_eq!(objects.name(&memory, handle(index)).as_deref(), Some(NAMES[index]));
+            for (index, name) in NAMES.iter().enumerate() {
+                assert_eq!(objects.name(&memory, handle(index)).as_deref(), Some(*name));
             }
             assert_eq!(objects.name(&memory, 0x7777_0000), None, "nothing is there");
         }

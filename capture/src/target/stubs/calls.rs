@@ -19,6 +19,9 @@ use crate::probes::Error;
 const MOST_CODE_BYTES: u64 = 4 << 30;
 const PIECE_BYTES: u64 = 1 << 20;
 
+/// So many calls of one file are decoded; libtorch has 70 thousand.
+const MOST_CALLS: usize = 1 << 18;
+
 /// Arguments are set so close before a call: ten of them take 60 bytes.
 const BEFORE_BYTES: usize = 128;
 /// The longest call, and what stands in front of a trampoline's jump.
@@ -150,6 +153,7 @@ impl<'f> Code<'f> {
         tell: &mut dyn FnMut(usize, [Place; 2]) -> bool,
     ) -> Result<(), Error> {
         let mut factory = InstructionInfoFactory::new();
+        let mut calls_left = MOST_CALLS;
         let indirect = memmem::Finder::new(&[0xff, 0x15]);
         self.pieces(&mut |piece| {
             let own = |at: &usize| piece.own.contains(at);
@@ -162,6 +166,10 @@ impl<'f> Code<'f> {
                 Some((at, *callees.slots.get(&slot)?))
             });
             direct.chain(through_slot).all(|(at, name)| {
+                if calls_left == 0 {
+                    return false;
+                }
+                calls_left -= 1;
                 let arguments = piece.arguments(at, wanted[name], &mut factory);
                 arguments.is_none_or(|arguments| tell(name, arguments))
             })

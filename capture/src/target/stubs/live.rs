@@ -1,9 +1,10 @@
 //! The host stubs of a running process: where the files that have them are mapped, and what their variables hold.
 
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use ktape_ebpf::python::Memory;
-use rustc_hash::FxHashMap;
+use rustc_hash::{FxHashMap, FxHashSet};
 
 use super::{Place, Stubs, find};
 use crate::python::memory::ProcessMemory;
@@ -13,6 +14,9 @@ use crate::target::{Error, maps};
 /// The host stubs of files that were looked at, which many processes may have mapped.
 pub type Known = FxHashMap<FileId, Arc<Stubs>>;
 
+/// A process of a few hundred libraries takes a second; one that is made to take long is not looked at further.
+const MOST_TIME: Duration = Duration::from_secs(10);
+
 /// What a process's files tell of its kernels.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Found {
@@ -20,6 +24,8 @@ pub struct Found {
     pub named: Vec<(u64, Arc<str>)>,
     /// Variables for handles of kernels, and the stub of each.
     pub handles: Vec<(u64, u64)>,
+    /// Mapped files for which there was no time.
+    pub left_out: u64,
 }
 
 /// Looks through all files that a process has mapped to execute. One that cannot be understood has none.
@@ -31,13 +37,22 @@ pub fn of(pid: u32, known: &mut Known) -> Result<Found, Error> {
     let mappings = maps::of(pid)?;
     let memory = ProcessMemory::open(pid).map_err(|error| Error::of(pid, "mem", error))?;
     let mut found = Found::default();
-    let mut loaded = rustc_hash::FxHashSet::default();
+    let began = Instant::now();
+    let mut loaded = FxHashSet::default();
     for mapping in mappings.iter().filter(|mapping| mapping.is_file() && mapping.executable) {
         let bias = load_address(&mappings, mapping);
         if !loaded.insert(((mapping.device, mapping.inode), bias)) {
             continue;
         }
+        if began.elapsed() > MOST_TIME {
+            found.left_out += 1;
+            continue;
+        }
         let Ok(file) = open_mapping(pid, mapping) else { continue };
+        // A device is mapped, but not to be read.
+        if !file.metadata().is_ok_and(|facts| facts.is_file()) {
+            continue;
+        }
         let Ok(id) = FileId::of(&file) else { continue };
         let stubs = known.entry(id).or_insert_with(|| find(&file).map(Arc::new).unwrap_or_default()).clone();
         found.add(&stubs, bias, &memory);
