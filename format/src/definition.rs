@@ -22,6 +22,8 @@ pub mod subject {
 pub mod property {
     /// The name of a process, thread, stream, device; of a kernel one that was learned after its definition.
     pub const NAME: &str = "name";
+    /// Where a kernel's name is from: `module`, `registration`, `stub`, `handle`, `symbol`, `scan` or `unresolved`.
+    pub const NAME_SOURCE: &str = "name_source";
     /// A process's command line.
     pub const COMMAND: &str = "command";
     /// The container that a process is in, by its runtime's id.

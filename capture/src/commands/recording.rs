@@ -135,6 +135,11 @@ pub(super) fn report(summary: &Summary, recording: &Recording) -> Result<()> {
         summary.libraries.len(),
     )?;
     writeln!(out, "calls: {seen} seen, {written} written, {lost} lost")?;
+    if !summary.kernels.is_empty() {
+        let sources: Vec<String> =
+            summary.kernels.iter().map(|(source, count)| format!("{count} {}", source.name())).collect();
+        writeln!(out, "kernels, by where their names are from: {}", sources.join(", "))?;
+    }
     if let Some(samples) = &summary.cpu_samples {
         writeln!(
             out,
@@ -165,6 +170,10 @@ pub(super) fn report(summary: &Summary, recording: &Recording) -> Result<()> {
         (gaps.calls_without_return, "calls that were not seen to return"),
         (gaps.returns_without_call, "returns of calls that were not seen"),
         (gaps.unreadable_arguments, "calls with arguments that could not be read"),
+        (
+            gaps.launches_of_older_graphs,
+            "launches of graphs that were made before the recording: of which kernels is not known",
+        ),
     ] {
         if count > 0 {
             writeln!(out, "  {count} {what}")?;

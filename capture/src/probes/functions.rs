@@ -37,6 +37,8 @@ pub enum Meaning {
     LaunchConfig,
     /// Launches a kernel on several devices: `CUDA_LAUNCH_PARAMS`, how many.
     LaunchMulti,
+    /// Makes an executable graph: handle, graph.
+    GraphInstantiate,
     /// Launches a graph: executable graph, stream.
     GraphLaunch,
     /// Queues a host function into a stream.
@@ -61,8 +63,8 @@ pub enum Meaning {
     AllocPitch,
     /// Takes memory back.
     Free { allocator: u8, stream: Option<Argument> },
-    /// Hands out a kernel of a module by name: handle, module, name.
-    KernelByName,
+    /// Hands out a kernel of a module or library by name: handle, module, name.
+    KernelByName(ObjectKind),
     /// Hands out the function of a kernel: function, kernel.
     FunctionOfKernel,
     /// The runtime's registration of a kernel: module, host stub, device's name.
@@ -83,6 +85,15 @@ pub enum Meaning {
     ContextPrimary,
     /// Makes a stream: handle, flags, priority.
     StreamCreate { priority: Option<Argument> },
+}
+
+/// Which of the driver's objects a kernel's handle stands for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ObjectKind {
+    /// A `CUfunction`: a kernel in a context.
+    Function,
+    /// A `CUkernel`: one in a library, whatever the context.
+    Kernel,
 }
 
 /// The structures that describe copies of more than one row.
@@ -143,6 +154,10 @@ pub const FUNCTIONS: &[Function] = &[
     f("cuLaunchCooperativeKernel", PTSZ, Meaning::Launch),
     f("cuLaunchCooperativeKernelMultiDevice", "", Meaning::LaunchMulti),
     f("cuLaunchHostFunc", PTSZ, Meaning::HostFunction),
+    f("cuGraphInstantiate", "", Meaning::GraphInstantiate),
+    f("cuGraphInstantiate_v2", "", Meaning::GraphInstantiate),
+    f("cuGraphInstantiateWithFlags", "", Meaning::GraphInstantiate),
+    f("cuGraphInstantiateWithParams", PTSZ, Meaning::GraphInstantiate),
     f("cuGraphLaunch", PTSZ, Meaning::GraphLaunch),
     f("cuMemcpy", PTDS, copy(copy_kind::UNKNOWN, None)),
     f("cuMemcpyAsync", PTSZ, copy(copy_kind::UNKNOWN, Some(3))),
@@ -199,8 +214,8 @@ pub const FUNCTIONS: &[Function] = &[
     f("cuMemFreeAsync", PTSZ, Meaning::Free { allocator: allocator::POOL, stream: Some(1) }),
     f("cuMemFreeHost", "", Meaning::Free { allocator: allocator::PINNED, stream: None }),
     f("cuMemRelease", "", Meaning::Free { allocator: allocator::VIRTUAL, stream: None }),
-    f("cuModuleGetFunction", "", Meaning::KernelByName),
-    f("cuLibraryGetKernel", "", Meaning::KernelByName),
+    f("cuModuleGetFunction", "", Meaning::KernelByName(ObjectKind::Function)),
+    f("cuLibraryGetKernel", "", Meaning::KernelByName(ObjectKind::Kernel)),
     f("cuKernelGetFunction", "", Meaning::FunctionOfKernel),
     f("cuCtxSetCurrent", "", Meaning::ContextSet),
     f("cuCtxPushCurrent_v2", "", Meaning::ContextPush),
@@ -268,7 +283,8 @@ impl Meaning {
     pub fn is_event(self) -> bool {
         !matches!(
             self,
-            Meaning::KernelByName
+            Meaning::GraphInstantiate
+                | Meaning::KernelByName(_)
                 | Meaning::FunctionOfKernel
                 | Meaning::RegisterStub
                 | Meaning::RuntimeLaunch
@@ -291,9 +307,10 @@ impl Meaning {
             Meaning::LaunchConfig => memory(LAUNCH_CONFIG_BYTES),
             Meaning::LaunchMulti => memory(wire::MEMORY_BYTES as u32 / LAUNCH_PARAMS_BYTES * LAUNCH_PARAMS_BYTES),
             Meaning::CopyShape { shape, .. } => memory(shape.bytes()),
-            Meaning::KernelByName => Plan { record: wire::kind::NAMED_CALL, pointer: 2, outs: [1, 0], ..plan },
+            Meaning::KernelByName(_) => Plan { record: wire::kind::NAMED_CALL, pointer: 2, outs: [1, 0], ..plan },
             Meaning::RegisterStub => Plan { record: wire::kind::NAMED_CALL, pointer: 2, ..plan },
-            Meaning::Alloc { .. }
+            Meaning::GraphInstantiate
+            | Meaning::Alloc { .. }
             | Meaning::FunctionOfKernel
             | Meaning::HandleOfStub
             | Meaning::ContextPop

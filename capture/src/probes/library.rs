@@ -7,8 +7,9 @@
 
 use std::cell::Cell;
 
+use memchr::memmem;
 use object::elf::{
-    self, Dyn64, FileHeader64, ProgramHeader64, STT_FUNC, STT_GNU_IFUNC, STT_NOTYPE, SectionHeader64, Sym64,
+    self, Dyn64, FileHeader64, ProgramHeader64, Rela64, STT_FUNC, STT_GNU_IFUNC, STT_NOTYPE, SectionHeader64, Sym64,
 };
 use object::read::elf::{
     Dyn as _, FileHeader as _, GnuHashTable, HashTable, ProgramHeader as _, SectionHeader as _, Sym as _,
@@ -72,6 +73,13 @@ pub struct Library<'data, R: ReadRef<'data>> {
     sections: &'data [SectionHeader64<LittleEndian>],
     /// How much the tables may still take.
     budget: Cell<u64>,
+}
+
+/// What may be done with memory.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Access {
+    pub(crate) is_writable: bool,
+    pub(crate) is_executable: bool,
 }
 
 /// A table of symbols with its strings.
@@ -183,24 +191,32 @@ impl<'data, R: ReadRef<'data>> Library<'data, R> {
         segments.filter_map(|segment| in_file(segment, address)).next()
     }
 
-    /// The table that the loader uses, found as it finds it; `None` in a program without one.
-    fn dynamic_symbols(&self) -> Result<Option<Symbols<'data>>, Error> {
+    /// The loader's table of contents; `None` in a program without one.
+    fn dynamic(&self) -> Result<Option<&'data [Dyn64<LittleEndian>]>, Error> {
         let Some(dynamic) = self.segments.iter().find(|segment| segment.p_type(LE) == elf::PT_DYNAMIC) else {
             return Ok(None);
         };
         let (at, bytes) = dynamic.file_range(LE);
-        let entries = self.read_array::<Dyn64<LittleEndian>>(at, bytes / size_of::<Dyn64<LittleEndian>>() as u64)?;
-        let entry = |tag| entries.iter().find(|entry| entry.d_tag(LE) == tag).map(|entry| entry.d_val(LE));
+        self.read_array(at, bytes / size_of::<Dyn64<LittleEndian>>() as u64).map(Some)
+    }
+
+    /// Where in the file an address is, and how many bytes its segment has from there on.
+    pub(crate) fn place(&self, address: u64) -> Option<(u64, u64)> {
+        let segments = self.segments.iter().filter(|segment| segment.p_type(LE) == elf::PT_LOAD);
+        segments.filter_map(|segment| in_file(segment, address)).next()
+    }
+
+    /// The table that the loader uses, found as it finds it; `None` in a program without one.
+    fn dynamic_symbols(&self) -> Result<Option<Symbols<'data>>, Error> {
+        let Some(entries) = self.dynamic()? else { return Ok(None) };
+        let entry = |tag| value_of(entries, tag);
         let (Some(symbols), Some(strings), Some(string_bytes)) =
             (entry(elf::DT_SYMTAB), entry(elf::DT_STRTAB), entry(elf::DT_STRSZ))
         else {
             return Ok(None);
         };
         let broken = || Error::Broken("its dynamic symbols");
-        let place = |address| {
-            let segments = self.segments.iter().filter(|segment| segment.p_type(LE) == elf::PT_LOAD);
-            segments.filter_map(|segment| in_file(segment, address)).next().ok_or_else(broken)
-        };
+        let place = |address| self.place(address).ok_or_else(broken);
         // Nothing but a hash table says how many there are.
         let table = |address| place(address).and_then(|(at, behind)| self.read(at, behind.min(MOST_HASH_BYTES)));
         let count = match (entry(elf::DT_HASH), entry(elf::DT_GNU_HASH)) {
@@ -216,6 +232,76 @@ impl<'data, R: ReadRef<'data>> Library<'data, R> {
         };
         let symbols = self.read_array(place(symbols)?.0, u64::from(count))?;
         Ok(Some(Symbols { symbols, strings: self.read(place(strings)?.0, string_bytes)? }))
+    }
+
+    /// The slots that the loader fills with the addresses of what these names stand for, and which name it is. Code calls
+    /// what is in another file through them.
+    pub(crate) fn slots(&self, names: &[&str]) -> Result<Vec<(u64, usize)>, Error> {
+        let Some(entries) = self.dynamic()? else { return Ok(Vec::new()) };
+        let entry = |tag| value_of(entries, tag);
+        let (Some(symbols), Some(strings), Some(string_bytes)) =
+            (entry(elf::DT_SYMTAB), entry(elf::DT_STRTAB), entry(elf::DT_STRSZ))
+        else {
+            return Ok(Vec::new());
+        };
+        let broken = || Error::Broken("its relocations");
+        let place = |address| self.place(address).ok_or_else(broken);
+        let strings = self.read(place(strings)?.0, string_bytes)?;
+        // Most files have none of the names, and are done with here.
+        if !names.iter().any(|name| memmem::find(strings, name.as_bytes()).is_some()) {
+            return Ok(Vec::new());
+        }
+        let mut fills = Vec::new();
+        for (table, bytes) in [(elf::DT_JMPREL, elf::DT_PLTRELSZ), (elf::DT_RELA, elf::DT_RELASZ)] {
+            let (Some(table), Some(bytes)) = (entry(table), entry(bytes)) else { continue };
+            let count = bytes / size_of::<Rela64<LittleEndian>>() as u64;
+            let relocations = self.read_array::<Rela64<LittleEndian>>(place(table)?.0, count)?;
+            let kinds = [elf::R_X86_64_JUMP_SLOT, elf::R_X86_64_GLOB_DAT];
+            let of_symbols = relocations.iter().filter(|one| kinds.contains(&one.r_type(LE, false)));
+            fills.extend(of_symbols.map(|one| (one.r_offset.get(LE), one.r_sym(LE, false))));
+        }
+        // A program without exports has no table that says how many symbols there are.
+        let count = fills.iter().map(|(_, symbol)| u64::from(*symbol) + 1).max().unwrap_or(0);
+        let symbols = self.read_array::<Sym64<LittleEndian>>(place(symbols)?.0, count)?;
+        let is = |symbol: u32, name: &str| {
+            let text = symbols.get(symbol as usize).and_then(|symbol| strings.get(symbol.st_name.get(LE) as usize..));
+            text.and_then(|text| text.strip_prefix(name.as_bytes())).is_some_and(|rest| rest.first() == Some(&0))
+        };
+        let name_of = |symbol| names.iter().position(|name| is(symbol, name));
+        Ok(fills.into_iter().filter_map(|(slot, symbol)| Some((slot, name_of(symbol)?))).collect())
+    }
+
+    /// Where code is: in the file, its address, how many bytes. The sections that are code where the file tells of any, as
+    /// some linkers put constants into the segment too; else the segments.
+    pub(crate) fn code_ranges(&self) -> Vec<(u64, u64, u64)> {
+        let sections = self.sections.iter().filter(|section| {
+            section.sh_flags(LE).contains(elf::SHF_EXECINSTR) && section.sh_type(LE) == elf::SHT_PROGBITS
+        });
+        let ranges: Vec<_> =
+            sections.map(|one| (one.sh_offset(LE), one.sh_addr(LE), one.sh_size(LE))).filter(|one| one.2 > 0).collect();
+        if !ranges.is_empty() {
+            return ranges;
+        }
+        let loaded = self.segments.iter().filter(|segment| segment.p_type(LE) == elf::PT_LOAD);
+        let code = loaded.filter(|segment| segment.p_flags(LE).contains(elf::PF_X));
+        code.map(|segment| (segment.p_offset(LE), segment.p_vaddr(LE), segment.p_filesz(LE))).collect()
+    }
+
+    /// Whether the file has a section of this name.
+    pub(crate) fn has_section(&self, name: &str) -> bool {
+        let Ok(header) = Header::parse(self.data) else { return false };
+        let Ok(table) = header.sections(LE, self.data) else { return false };
+        table.section_by_name(LE, name.as_bytes()).is_some()
+    }
+
+    /// What may be done with the memory at an address; `None` where the file has none.
+    pub(crate) fn access(&self, address: u64) -> Option<Access> {
+        let is_there = |segment: &&ProgramHeader64<LittleEndian>| {
+            segment.p_type(LE) == elf::PT_LOAD
+                && address.checked_sub(segment.p_vaddr(LE)).is_some_and(|within| within < segment.p_memsz(LE))
+        };
+        let flags = self.segments.iter().find(is_there)?.p_flags(LE);
+        Some(Access { is_writable: flags.contains(elf::PF_W), is_executable: flags.contains(elf::PF_X) })
     }
 
     /// The table that `strip` takes away.
@@ -261,6 +347,11 @@ const MOST_NAME_BYTES: usize = 4096;
 
 fn is_code(symbol: &Sym64<LittleEndian>) -> bool {
     [STT_FUNC, STT_NOTYPE].contains(&symbol.st_type()) && symbol.st_shndx(LE) != elf::SHN_ABS
+}
+
+/// The entry of the loader's table of contents that has this tag.
+fn value_of(entries: &[Dyn64<LittleEndian>], tag: elf::DynamicTag) -> Option<u64> {
+    entries.iter().find(|entry| entry.d_tag(LE) == tag).map(|entry| entry.d_val(LE))
 }
 
 /// Where in the file an address of a segment is, and how many bytes follow there.

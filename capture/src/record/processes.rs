@@ -19,8 +19,9 @@ use crate::collect::outside::{Identity, Notice};
 use crate::kernel::programs::KernelError;
 use crate::python::find::{self, Refusal};
 use crate::target;
-use crate::target::libraries;
+use crate::target::libraries::{self, Kind};
 use crate::target::process::{Process, is_running};
+use crate::target::stubs::live;
 
 /// How long an interpreter has for its layout to be proven: one that imports has its stacks in motion.
 const PROVEN_WITHIN: Duration = Duration::from_secs(10);
@@ -111,6 +112,14 @@ impl Session {
 
     pub(super) fn begin_process(&mut self, pid: u32) -> Result<()> {
         let target = self.new_target();
+        // Files of gigabytes may be read for it: that must not wait until calls come.
+        let stubs = live::of(pid, &mut self.stubs).unwrap_or_default();
+        if stubs.left_out > 0 {
+            self.trouble(format!(
+                "process {pid}: {} files were not searched for names of kernels in time",
+                stubs.left_out
+            ));
+        }
         // First the interpreter: a call that comes before it is known has no stack.
         let located = find::locate(pid).ok();
         if let Some(located) = &located {
@@ -120,6 +129,7 @@ impl Session {
         }
         self.kernel.set_target(pid, target)?;
         self.begin_known(pid, None, false)?;
+        self.collector.learn_stubs(pid, stubs);
         self.lifecycle(pid, lifecycle_kind::ATTACH, monotonic_ns(), 0)
     }
 
@@ -174,7 +184,12 @@ impl Session {
             Err(error) => self.trouble(error.to_string()),
         }
         match libraries::mapped(pid) {
-            Ok(mapped) => mapped.iter().for_each(|library| self.add_library(library)),
+            Ok(mapped) => mapped.iter().for_each(|library| {
+                if library.kind == Kind::Driver {
+                    self.collector.set_driver(pid, library.id);
+                }
+                self.add_library(library);
+            }),
             Err(target::Error::NoSuchProcess(_)) => {}
             Err(error) => self.trouble(error.to_string()),
         }

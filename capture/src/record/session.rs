@@ -30,6 +30,7 @@ use crate::probes;
 use crate::probes::functions::{self, Probed};
 use crate::target;
 use crate::target::libraries::{self, FileId};
+use crate::target::stubs::live;
 
 /// How long a record may lie before it is looked for.
 const TICK: Duration = Duration::from_millis(20);
@@ -76,6 +77,8 @@ pub struct Session {
     pub(super) library_paths: Vec<PathBuf>,
     /// Files of interpreters whose code objects are seen to be freed.
     pub(super) watched_pythons: FxHashSet<FileId>,
+    /// What files tell of host stubs.
+    pub(super) stubs: live::Known,
     pub(super) probes: usize,
     pub(super) recorded: u64,
     /// Whether the probes have been taken away: no new ones then.
@@ -125,6 +128,7 @@ impl Session {
             libraries: FxHashSet::default(),
             library_paths: Vec::new(),
             watched_pythons: FxHashSet::default(),
+            stubs: live::Known::default(),
             probes: 0,
             recorded: 0,
             is_ending: false,
@@ -246,6 +250,7 @@ impl Session {
             written,
             lost: self.losses.lost,
             without_stack: sum(|counters| counters.without_stack),
+            kernels: self.collector.kernels(),
             gaps: self.collector.gaps(),
             cpu_samples: self.options.cpu_hz.map(|hz| CpuSamples {
                 hz,

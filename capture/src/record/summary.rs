@@ -1,10 +1,11 @@
 //! What a recording tells at its end.
 
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 use serde::Serialize;
 
-use crate::collect::outside::{Gaps, Samples};
+use crate::collect::outside::{Gaps, Samples, Source};
 
 /// What a recording tells at its end.
 #[derive(Clone, Debug, Serialize)]
@@ -29,6 +30,8 @@ pub struct Summary {
     pub lost: u64,
     /// Calls whose Python stack could not be read.
     pub without_stack: u64,
+    /// Kernels, by where their names are from.
+    pub kernels: BTreeMap<Source, u64>,
     /// What is on the tape but could not be told in full.
     pub gaps: Gaps,
     /// The CPU samples, if any were asked for.

@@ -155,7 +155,7 @@ pub fn has_static_runtime(program: &File) -> bool {
 }
 
 /// Where the file of a mapping is loaded: its first mapping in front of this one begins with what stands first in the file.
-fn load_address(mappings: &[Mapping], code: &Mapping) -> u64 {
+pub(crate) fn load_address(mappings: &[Mapping], code: &Mapping) -> u64 {
     let of_file =
         |other: &&Mapping| (other.device, other.inode) == (code.device, code.inode) && other.start <= code.start;
     let first = mappings.iter().filter(of_file).rfind(|other| other.file_offset == 0).unwrap_or(code);

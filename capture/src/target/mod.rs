@@ -10,6 +10,7 @@ pub mod libraries;
 pub mod loader;
 pub mod maps;
 pub mod process;
+pub mod stubs;
 pub mod symbols;
 
 /// Why a process cannot be looked at.

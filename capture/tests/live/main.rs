@@ -5,6 +5,7 @@
 
 mod exact;
 mod frames;
+mod names;
 mod native;
 mod processes;
 mod samples;

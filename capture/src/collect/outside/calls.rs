@@ -14,6 +14,7 @@ use super::copies::{Asked, refused_copy, refused_set};
 use super::kernels::Kernels;
 use super::objects::Objects;
 use super::thread::Thread;
+use crate::probes::functions::ObjectKind as Kind;
 use crate::probes::functions::{Argument, LAUNCH_PARAMS_BYTES, Meaning, Probed};
 
 /// A call's words.
@@ -80,8 +81,9 @@ pub(super) enum Open {
     /// An allocation in so many rows, whose pitch the call says.
     AllocPitch(Alloc, u64),
     Free(Free),
-    /// A kernel is asked for by this name.
-    KernelByName(String),
+    GraphInstantiate,
+    /// An object of a kernel is asked for by this name.
+    KernelByName(Kind, String),
     /// The function of this kernel is asked for.
     FunctionOfKernel(u64),
     /// The handle of this host stub is asked for.
@@ -137,7 +139,9 @@ impl Within<'_> {
                 Open::Launch(self.launch(a, a.word(1), &configuration, a.memory_word(32), sink)?)
             }
             Meaning::LaunchMulti => self.launch_multi(a, sink)?,
+            Meaning::GraphInstantiate => Open::GraphInstantiate,
             Meaning::GraphLaunch => {
+                self.gaps.launches_of_older_graphs += u64::from(!self.objects.has_seen_made(a.word(0)));
                 let (graph, stream) = (self.objects.graph(a.word(0), sink)?, self.stream(a.word(1), sink)?);
                 Open::GraphLaunch(GraphLaunch {
                     start_ns: a.call.time_ns as i64,
@@ -241,8 +245,8 @@ impl Within<'_> {
                     ..Free::default()
                 })
             }
-            Meaning::KernelByName => match self.kernels.whole_name(a.name(), a.word(2)) {
-                Some(name) => Open::KernelByName(name),
+            Meaning::KernelByName(kind) => match self.kernels.whole_name(a.name(), a.word(2)) {
+                Some(name) => Open::KernelByName(kind, name),
                 None => {
                     self.note_unreadable(true);
                     Open::Nothing
@@ -464,9 +468,8 @@ impl Open {
                 objects.allocated(row.address, row.bytes, row.allocator);
             }
             _ if !succeeded => {}
-            Open::KernelByName(name) => {
-                kernels.name(outs[0], name, sink)?;
-            }
+            Open::GraphInstantiate => objects.graph_made(outs[0]),
+            Open::KernelByName(kind, name) => kernels.handed_out(*kind, outs[0], name, sink)?,
             Open::FunctionOfKernel(kernel) => kernels.same(outs[0], *kernel, sink)?,
             Open::HandleOfStub(stub) => kernels.handle_of_stub(outs[0], *stub),
             Open::ContextSet(context) => {

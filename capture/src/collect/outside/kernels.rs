@@ -1,10 +1,13 @@
 //! The kernels of a process, by handle.
 //!
 //! A handle's name is known where the call that handed it out was seen. Of one that was made before the recording began, the
-//! runtime's launch around the driver's may tell: it is given the host stub, whose symbol is the kernel's name. Until then a
-//! kernel is called by its handle, and when its name is learned, a property of that definition says it, so that launches of
-//! before have it too.
+//! runtime's launch around the driver's tells: it is given the host stub, or a handle that the stub keeps, and which kernel
+//! that is stands in the code of the program's files ([`crate::target::stubs`]). The driver's own objects may tell the rest
+//! ([`super::opaque`]). Until something does, a kernel is called by its handle, and when its name is learned, a property of
+//! that definition says it, so that launches of before have it too. Where a name is from is kept with it: [`Source`].
 
+use std::cell::RefCell;
+use std::rc::Rc;
 use std::sync::Arc;
 
 use ktape_ebpf::python::Memory as _;
@@ -13,112 +16,280 @@ use ktape_format::Sink;
 use ktape_format::definition::{KernelName, property};
 use ktape_format::table::DefinitionKind;
 use rustc_hash::FxHashMap;
+use serde::Serialize;
 
+use super::opaque;
+use crate::probes::functions::ObjectKind as Kind;
 use crate::python::memory::ProcessMemory;
+use crate::target::stubs::live::Found;
 use crate::target::symbols;
+
+/// Where a kernel's name is from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Source {
+    /// The call that handed out its handle, by this name.
+    Module,
+    /// The program's word to the runtime, as it was seen.
+    Registration,
+    /// The code of that word, in a file of a process that had said it before.
+    Stub,
+    /// The same, of the stub that keeps the runtime's handle.
+    Handle,
+    /// The symbol of its host stub.
+    Symbol,
+    /// The driver's object.
+    Scan,
+    /// Nowhere: it is called by its handle.
+    Unresolved,
+}
+
+impl Source {
+    /// As the tape has it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Source::Module => "module",
+            Source::Registration => "registration",
+            Source::Stub => "stub",
+            Source::Handle => "handle",
+            Source::Symbol => "symbol",
+            Source::Scan => "scan",
+            Source::Unresolved => "unresolved",
+        }
+    }
+}
+
+/// What is known of the objects of a build of the driver, which its processes share.
+pub(super) type Objects = Rc<RefCell<opaque::Objects>>;
 
 /// The kernels of a process.
 pub(super) struct Kernels {
     pid: u32,
+    /// Whether all handles there are have been seen to be handed out.
+    is_new: bool,
     by_handle: FxHashMap<u64, Kernel>,
-    /// Names by host stub: as the runtime was told, else of its symbol; `None` for a stub without.
-    by_stub: FxHashMap<u64, Option<Arc<str>>>,
+    /// Names by host stub, and by the runtime's handle; `None` for one without.
+    by_stub: FxHashMap<u64, Option<(Arc<str>, Source)>>,
+    /// Variables that will hold the runtime's handle for a stub, and the stub.
+    unfilled: Vec<(u64, u64)>,
+    objects: Objects,
+    /// Where the names of the definitions are from.
+    sources: FxHashMap<u32, Source>,
 }
 
 #[derive(Clone, Copy)]
 struct Kernel {
     /// Its definition.
     id: u32,
-    is_named: bool,
+    source: Source,
+    /// What was known of the driver's objects when they did not tell its name.
+    asked: u64,
 }
 
 impl Kernels {
-    pub(super) fn new(pid: u32) -> Kernels {
-        Kernels { pid, by_handle: FxHashMap::default(), by_stub: FxHashMap::default() }
+    pub(super) fn new(pid: u32, is_new: bool) -> Kernels {
+        Kernels {
+            pid,
+            is_new,
+            by_handle: FxHashMap::default(),
+            by_stub: FxHashMap::default(),
+            unfilled: Vec::new(),
+            objects: Objects::default(),
+            sources: FxHashMap::default(),
+        }
+    }
+
+    /// Learns which build of the driver the process runs.
+    pub(super) fn set_objects(&mut self, objects: &Objects) {
+        if !Rc::ptr_eq(&self.objects, objects) {
+            self.objects = objects.clone();
+        }
+    }
+
+    /// Where the names of the definitions that this process has used are from.
+    pub(super) fn sources(self) -> FxHashMap<u32, Source> {
+        self.sources
     }
 
     /// The definition of a kernel; `stub` is the host stub of a runtime launch around this one.
     pub(super) fn id<S: Sink>(&mut self, handle: u64, stub: Option<u64>, sink: &mut S) -> Result<u32, S::Error> {
-        if let Some(kernel) = self.by_handle.get(&handle)
-            && (kernel.is_named || stub.is_none())
+        let known = self.by_handle.get(&handle).copied();
+        if let Some(kernel) = known
+            && kernel.source != Source::Unresolved
         {
             return Ok(kernel.id);
         }
-        if let Some(name) = stub.and_then(|stub| self.name_of_stub(stub)) {
-            return self.name(handle, &name, sink);
+        if let Some((name, source)) = stub.and_then(|stub| self.name_of_stub(stub)) {
+            let id = self.name(handle, &name, source, sink)?;
+            // A symbol is the host's name, which may be another than the device's.
+            if source != Source::Symbol {
+                self.sample(Kind::Function, handle, &name, sink)?;
+            }
+            return Ok(id);
         }
-        if let Some(kernel) = self.by_handle.get(&handle) {
+        let version = self.objects.borrow().version();
+        if let Some(kernel) = known
+            && kernel.asked == version
+        {
             return Ok(kernel.id);
         }
-        let name = sink.string(&format!("unknown kernel @{handle:#x} of process {}", self.pid))?;
-        let id = sink.define(KernelName { name, module: 0 })?;
-        self.by_handle.insert(handle, Kernel { id, is_named: false });
+        if let Some(name) = self.scan(handle) {
+            return self.name(handle, &name, Source::Scan, sink);
+        }
+        let id = match known {
+            Some(kernel) => kernel.id,
+            None => {
+                let name = sink.string(&format!("unknown kernel @{handle:#x} of process {}", self.pid))?;
+                sink.define(KernelName { name, module: 0 })?
+            }
+        };
+        self.by_handle.insert(handle, Kernel { id, source: Source::Unresolved, asked: version });
+        self.say_source(id, Source::Unresolved, sink)?;
         Ok(id)
     }
 
+    /// Learns a handle's name from the call that hands it out.
+    pub(super) fn handed_out<S: Sink>(
+        &mut self,
+        kind: Kind,
+        handle: u64,
+        name: &str,
+        sink: &mut S,
+    ) -> Result<(), S::Error> {
+        self.name(handle, name, Source::Module, sink)?;
+        self.sample(kind, handle, name, sink)
+    }
+
     /// Learns a handle's name. The latest counts, as a handle may be used again for another kernel.
-    pub(super) fn name<S: Sink>(&mut self, handle: u64, name: &str, sink: &mut S) -> Result<u32, S::Error> {
+    fn name<S: Sink>(&mut self, handle: u64, name: &str, source: Source, sink: &mut S) -> Result<u32, S::Error> {
         let string = sink.string(name)?;
         let id = sink.define(KernelName { name: string, module: 0 })?;
-        if let Some(before) = self.by_handle.insert(handle, Kernel { id, is_named: true })
-            && !before.is_named
+        self.say_source(id, source, sink)?;
+        if let Some(before) = self.by_handle.insert(handle, Kernel { id, source, asked: 0 })
+            && before.source == Source::Unresolved
         {
             sink.property(DefinitionKind::Kernel as u16, before.id, property::NAME, name)?;
+            self.say_source(before.id, source, sink)?;
+            // It is the same kernel.
+            self.sources.remove(&before.id);
         }
         Ok(id)
+    }
+
+    fn say_source<S: Sink>(&mut self, id: u32, source: Source, sink: &mut S) -> Result<(), S::Error> {
+        if self.sources.insert(id, source) == Some(source) {
+            return Ok(());
+        }
+        sink.property(DefinitionKind::Kernel as u16, id, property::NAME_SOURCE, source.name())
     }
 
     /// Two handles are of one kernel.
     pub(super) fn same<S: Sink>(&mut self, new: u64, known: u64, sink: &mut S) -> Result<(), S::Error> {
-        let id = self.id(known, None, sink)?;
-        let is_named = self.by_handle.get(&known).is_some_and(|kernel| kernel.is_named);
-        self.by_handle.insert(new, Kernel { id, is_named });
+        self.id(known, None, sink)?;
+        let Some(&kernel) = self.by_handle.get(&known) else { return Ok(()) };
+        self.by_handle.insert(new, kernel);
         Ok(())
     }
 
-    /// A host stub has its kernel's mangled name, as nvcc makes it.
-    fn name_of_stub(&mut self, stub: u64) -> Option<Arc<str>> {
-        let look_up = || symbols::function_at(self.pid, stub).map(Arc::from);
+    /// Lets the driver's object tell where it has its name, if there can be objects whose names are not known.
+    fn sample<S: Sink>(&mut self, kind: Kind, handle: u64, name: &str, sink: &mut S) -> Result<(), S::Error> {
+        if self.is_new {
+            return Ok(());
+        }
+        let Ok(memory) = ProcessMemory::open(self.pid) else { return Ok(()) };
+        let before = self.objects.borrow().version();
+        self.objects.borrow_mut().sample(&memory, kind, handle, name);
+        let now = self.objects.borrow().version();
+        if now != before {
+            let is_unknown = |(_, kernel): &(&u64, &Kernel)| kernel.source == Source::Unresolved;
+            let mut unknown: Vec<u64> = self.by_handle.iter().filter(is_unknown).map(|(&handle, _)| handle).collect();
+            unknown.sort_unstable();
+            for handle in unknown {
+                self.id(handle, None, sink)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// A handle's name as the driver's object has it.
+    fn scan(&self, handle: u64) -> Option<String> {
+        let objects = self.objects.borrow();
+        if self.is_new || objects.version() == 0 {
+            return None;
+        }
+        objects.name(&ProcessMemory::open(self.pid).ok()?, handle)
+    }
+
+    /// Learns what the process's files tell of its host stubs.
+    pub(super) fn learn_stubs(&mut self, found: Found) {
+        let name = |(stub, name)| (stub, Some((name, Source::Stub)));
+        self.by_stub.extend(found.named.into_iter().map(name));
+        self.unfilled = found.handles;
+        self.unfilled.sort_unstable();
+        self.read_handles();
+    }
+
+    /// Reads the variables that held no handle yet.
+    fn read_handles(&mut self) {
+        /// They lie close together, thousands of them.
+        const READ_BYTES: u64 = 64 << 10;
+        let Ok(memory) = ProcessMemory::open(self.pid) else { return };
+        let unfilled = std::mem::take(&mut self.unfilled);
+        let mut left = unfilled.as_slice();
+        while let Some(&(begin, _)) = left.first() {
+            let count = left.partition_point(|(at, _)| at - begin < READ_BYTES);
+            let (near, rest) = left.split_at(count);
+            left = rest;
+            let mut bytes = vec![0; (near[near.len() - 1].0 - begin + 8) as usize];
+            // One that was unmapped meanwhile has none.
+            if !memory.read(begin, &mut bytes) {
+                continue;
+            }
+            for &(at, stub) in near {
+                let word = bytes[(at - begin) as usize..].first_chunk().map_or(0, |word| u64::from_ne_bytes(*word));
+                match word {
+                    0 => self.unfilled.push((at, stub)),
+                    handle => self.handle_of_stub(handle, stub),
+                }
+            }
+        }
+    }
+
+    /// The name of what the runtime launches: a host stub, or its own handle.
+    fn name_of_stub(&mut self, stub: u64) -> Option<(Arc<str>, Source)> {
+        if let Some(known) = self.by_stub.get(&stub) {
+            return known.clone();
+        }
+        self.read_handles();
+        // A host stub has its kernel's mangled name, as nvcc mostly makes it.
+        let look_up = || symbols::function_at(self.pid, stub).map(|name| (name.into(), Source::Symbol));
         self.by_stub.entry(stub).or_insert_with(look_up).clone()
     }
 
     /// A kernel's name as a call had it; what the program in the kernel could not read, or not to its end, is read from the
     /// process. `None` if that cannot be either.
     pub(super) fn whole_name(&self, read: &[u8], address: u64) -> Option<String> {
-        /// A hostile process must not have the recorder keep what it likes.
-        const MOST_BYTES: usize = 64 << 10;
         let is_whole = !read.is_empty() && read.len() < NAME_BYTES - 1;
         if is_whole {
             return Some(String::from_utf8_lossy(read).into_owned());
         }
-        let memory = ProcessMemory::open(self.pid).ok()?;
-        let mut name = Vec::new();
-        while name.len() < MOST_BYTES {
-            // To the end of the page: behind it there may be nothing.
-            let at = address.wrapping_add(name.len() as u64);
-            let mut page = vec![0; 4096 - (at % 4096) as usize];
-            if !memory.read(at, &mut page) {
-                return None;
-            }
-            match page.iter().position(|&byte| byte == 0) {
-                None => name.extend(page),
-                Some(end) => {
-                    name.extend(&page[..end]);
-                    return Some(String::from_utf8_lossy(&name).into_owned()).filter(|name| !name.is_empty());
-                }
-            }
-        }
-        None
+        opaque::text_at(&ProcessMemory::open(self.pid).ok()?, address)
     }
 
     /// Learns the name of a host stub.
     pub(super) fn stub(&mut self, stub: u64, name: &str) {
-        self.by_stub.insert(stub, Some(name.into()));
+        self.by_stub.insert(stub, Some((name.into(), Source::Registration)));
     }
 
     /// Learns that the runtime's handle stands for a host stub.
     pub(super) fn handle_of_stub(&mut self, handle: u64, stub: u64) {
-        let name = self.name_of_stub(stub);
-        self.by_stub.insert(handle, name);
+        let known = self.by_stub.get(&stub).cloned();
+        let name = known.unwrap_or_else(|| {
+            let symbol = symbols::function_at(self.pid, stub).map(|name| (name.into(), Source::Symbol));
+            self.by_stub.insert(stub, symbol.clone());
+            symbol
+        });
+        let by_handle = |(name, source)| (name, if source == Source::Symbol { source } else { Source::Handle });
+        self.by_stub.insert(handle, name.map(by_handle));
     }
 }

@@ -10,10 +10,12 @@ mod copies;
 mod kernels;
 mod native;
 mod objects;
+mod opaque;
 mod samples;
 mod stacks;
 mod thread;
 
+use std::collections::BTreeMap;
 use std::mem::offset_of;
 
 use ktape_ebpf::python::Interpreter;
@@ -29,8 +31,11 @@ use rustc_hash::FxHashMap;
 use serde::Serialize;
 
 use crate::probes::functions::Probed;
+use crate::target::libraries::FileId;
+use crate::target::stubs::live;
 use calls::{Arguments, Open};
 use kernels::Kernels;
+pub use kernels::Source;
 use native::Builds;
 use objects::Objects;
 pub use samples::Samples;
@@ -98,6 +103,8 @@ pub struct Gaps {
     pub unknown_frames: u64,
     /// Calls with arguments that could not be read.
     pub unreadable_arguments: u64,
+    /// Launches of graphs that were made before the recording: their kernels are not known.
+    pub launches_of_older_graphs: u64,
 }
 
 /// The collector.
@@ -114,6 +121,10 @@ pub struct Outside {
     gaps: Gaps,
     sample_period_ns: u64,
     samples: Samples,
+    /// What is known of the objects of each driver.
+    drivers: FxHashMap<FileId, kernels::Objects>,
+    /// Where the names of kernels are from, by definition, of the processes that ended.
+    sources: FxHashMap<u32, Source>,
 }
 
 /// What is known of one process.
@@ -147,6 +158,8 @@ impl Outside {
             gaps: Gaps::default(),
             sample_period_ns: 0,
             samples: Samples::default(),
+            drivers: FxHashMap::default(),
+            sources: FxHashMap::default(),
         }
     }
 
@@ -167,7 +180,7 @@ impl Outside {
             id,
             threads: FxHashMap::default(),
             stacks: Stacks::new(identity.pid),
-            kernels: Kernels::new(identity.pid),
+            kernels: Kernels::new(identity.pid, is_new),
             objects: Objects::new(id, is_new),
             stackless: 0,
             stackless_samples: 0,
@@ -194,6 +207,27 @@ impl Outside {
         }
     }
 
+    /// Learns what the files of a process tell of its kernels' host stubs.
+    pub fn learn_stubs(&mut self, pid: u32, found: live::Found) {
+        if let Some(process) = self.processes.get_mut(&pid) {
+            process.kernels.learn_stubs(found);
+        }
+    }
+
+    /// Learns which copy of the driver a process runs.
+    pub fn set_driver(&mut self, pid: u32, driver: FileId) {
+        if let Some(process) = self.processes.get_mut(&pid) {
+            process.kernels.set_objects(self.drivers.entry(driver).or_default());
+        }
+    }
+
+    /// How many kernels have their names from where, of the processes that ended.
+    pub fn kernels(&self) -> BTreeMap<Source, u64> {
+        let mut kernels = BTreeMap::new();
+        self.sources.values().for_each(|&source| *kernels.entry(source).or_default() += 1);
+        kernels
+    }
+
     /// Ends a process: calls that never returned become events as they are.
     pub fn end_process<S: Sink>(&mut self, pid: u32, sink: &mut S) -> Result<(), S::Error> {
         let Some(mut process) = self.processes.remove(&pid) else { return Ok(()) };
@@ -203,6 +237,7 @@ impl Outside {
             self.gaps.calls_without_return += 1;
             self.events += pending.open.emit(sink)?;
         }
+        self.sources.extend(process.kernels.sources());
         Ok(())
     }
 

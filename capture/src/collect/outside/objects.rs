@@ -11,7 +11,7 @@ use ktape_format::Sink;
 use ktape_format::definition::{Context, Device, Graph, Stream, property, vendor};
 use ktape_format::event::{allocator, copy_kind, memory_kind};
 use ktape_format::table::DefinitionKind;
-use rustc_hash::FxHashMap;
+use rustc_hash::{FxHashMap, FxHashSet};
 
 use super::thread::Thread;
 
@@ -33,6 +33,8 @@ pub(super) struct Objects {
     allocated: BTreeMap<u64, (u64, u8)>,
     /// Whether all allocations there are have been seen.
     is_new: bool,
+    /// Executable graphs whose making was seen.
+    graphs: FxHashSet<u64>,
     /// The call that recorded each event last.
     recorded: FxHashMap<u64, u64>,
 }
@@ -46,6 +48,7 @@ impl Objects {
             made: FxHashMap::default(),
             allocated: BTreeMap::new(),
             is_new,
+            graphs: FxHashSet::default(),
             recorded: FxHashMap::default(),
         }
     }
@@ -108,6 +111,15 @@ impl Objects {
         }
         self.streams.insert(key, id);
         Ok(id)
+    }
+
+    pub(super) fn graph_made(&mut self, handle: u64) {
+        self.graphs.insert(handle);
+    }
+
+    /// Whether an executable graph is not from before the recording.
+    pub(super) fn has_seen_made(&self, graph: u64) -> bool {
+        self.is_new || self.graphs.contains(&graph)
     }
 
     /// The definition of an executable graph.
