@@ -24,7 +24,7 @@ use aya_ebpf::helpers::{bpf_get_current_pid_tgid, bpf_ktime_get_ns, bpf_probe_re
 use aya_ebpf::macros::{raw_tracepoint, uprobe, uretprobe};
 use aya_ebpf::programs::{ProbeContext, RawTracePointContext, RetProbeContext};
 use ktape_ebpf::wire::{
-    Call, Lifecycle, MEMORY_BYTES, MemoryCall, NAME_BYTES, NamedCall, Plan, Return, STACK_WORDS, StackCall, Target,
+    Call, LIST_BYTES, LISTS_BYTES, Lifecycle, ListsCall, MEMORY_BYTES, MemoryCall, NAME_BYTES, NamedCall, Plan, Return, STACK_WORDS, StackCall, Target,
     Walked, kind, life, unsaid,
 };
 
@@ -74,6 +74,7 @@ fn entered(ctx: &ProbeContext) -> Option<u32> {
         kind::CALL => send(&call),
         kind::STACK_CALL => send_stack_call(call, regs),
         kind::MEMORY_CALL => send_memory_call(call, plan),
+        kind::LISTS_CALL => send_lists_call(call, plan),
         _ => send_named_call(call, plan),
     };
     if !sent {
@@ -109,6 +110,32 @@ fn send_memory_call(call: Call, plan: &Plan) -> bool {
             let memory = (&raw mut (*record).memory).cast();
             let read = bpf_probe_read_user(memory, bytes, argument(&call, plan.pointer) as *const _) == 0;
             (&raw mut (*record).bytes).write(if read { u64::from(bytes) } else { 0 });
+        }
+        false
+    })
+}
+
+#[inline(always)]
+fn send_lists_call(call: Call, plan: &Plan) -> bool {
+    maps::with_room(|record: *mut ListsCall| {
+        let share = if plan.lists == 1 { LISTS_BYTES } else { LIST_BYTES } as u64;
+        // A count from outside: nothing above the share matters, and the product stays small.
+        let bytes = argument(&call, plan.count).min(LISTS_BYTES as u64) * u64::from(plan.bytes & 0xff);
+        let bytes = bytes.min(share) as u32;
+        // SAFETY: as above.
+        unsafe {
+            (&raw mut (*record).call).write(call);
+            let words = (&raw mut (*record).words).cast();
+            bpf_probe_read_user(words, (STACK_WORDS * 8) as u32, (call.stack_pointer + 8) as *const _);
+            let memory = (&raw mut (*record).memory).cast::<u8>();
+            let mut failed = bpf_probe_read_user(memory.cast(), bytes, argument(&call, plan.pointer) as *const _) != 0;
+            if plan.lists != 1 {
+                let bytes = bytes.min(LIST_BYTES as u32);
+                let (second, third) = (argument(&call, plan.pointer + 1), argument(&call, plan.pointer + 2));
+                failed |= bpf_probe_read_user(memory.add(LIST_BYTES).cast(), bytes, second as *const _) != 0;
+                failed |= bpf_probe_read_user(memory.add(2 * LIST_BYTES).cast(), bytes, third as *const _) != 0;
+            }
+            (&raw mut (*record).bytes).write(if failed { 0 } else { u64::from(bytes) });
         }
         false
     })
