@@ -24,8 +24,8 @@ use aya_ebpf::helpers::{bpf_get_current_pid_tgid, bpf_ktime_get_ns, bpf_probe_re
 use aya_ebpf::macros::{raw_tracepoint, uprobe, uretprobe};
 use aya_ebpf::programs::{ProbeContext, RawTracePointContext, RetProbeContext};
 use ktape_ebpf::wire::{
-    Call, LIST_BYTES, LISTS_BYTES, Lifecycle, ListsCall, MEMORY_BYTES, MemoryCall, NAME_BYTES, NamedCall, Plan, Return, STACK_WORDS, StackCall, Target,
-    Walked, kind, life, unsaid,
+    Call, LIST_BYTES, LISTS_BYTES, Lifecycle, ListsCall, MEMORY_BYTES, MemoryCall, NAME_BYTES, NamedCall, Plan, Return,
+    STACK_WORDS, StackCall, Target, Walked, kind, life, unsaid,
 };
 
 use crate::maps::{

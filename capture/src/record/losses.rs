@@ -99,7 +99,9 @@ fn add(counts: &mut Vec<(u16, u64)>, table: u16, count: u64) {
 /// The table that a call's row goes into.
 fn table(meaning: Meaning) -> u16 {
     match meaning {
-        Meaning::Launch | Meaning::LaunchConfig | Meaning::LaunchMulti | Meaning::LaunchGrid { .. } => event::Launch::KIND,
+        Meaning::Launch | Meaning::LaunchConfig | Meaning::LaunchMulti | Meaning::LaunchGrid { .. } => {
+            event::Launch::KIND
+        }
         Meaning::GraphLaunch => event::GraphLaunch::KIND,
         Meaning::Wait { .. } => event::Sync::KIND,
         Meaning::EventRecord { .. } => event::EventRecord::KIND,

@@ -80,13 +80,16 @@ pub(crate) fn truth(truth: &Truth, compared: Compared) -> Threads {
         let Some(function) = probed.get(row.symbol) else { continue };
         let meaning = function.meaning;
         let has_end = meaning.wants_return(compared.launch_durations);
-        let is_launch = matches!(meaning, Meaning::Launch | Meaning::LaunchConfig | Meaning::LaunchMulti | Meaning::LaunchGrid { .. });
+        let is_launch = matches!(
+            meaning,
+            Meaning::Launch | Meaning::LaunchConfig | Meaning::LaunchMulti | Meaning::LaunchGrid { .. }
+        );
         // What is neither done to a stream nor to memory, and what is done to memory.
         let is_other = matches!(meaning, Meaning::Queued { .. } | Meaning::Other { .. } | Meaning::AllocPitch);
         let has_addresses =
             matches!(meaning, Meaning::Register | Meaning::Reserve | Meaning::Map | Meaning::Unmap | Meaning::Range);
-        let is_memory = has_addresses
-            || matches!(meaning, Meaning::Alloc { .. } | Meaning::AllocPitch | Meaning::Free { .. });
+        let is_memory =
+            has_addresses || matches!(meaning, Meaning::Alloc { .. } | Meaning::AllocPitch | Meaning::Free { .. });
         let own = |stream: u64| stream_on_tape(stream, function.per_thread_stream, row.thread);
         let stream = match meaning {
             // Among the arguments, as the caller gave it.
