@@ -3,6 +3,7 @@
 //! Needs root (or CAP_BPF, CAP_PERFMON, CAP_SYS_PTRACE), the stand-in driver (`fixtures/simcuda/build.sh`) and a CPython that is
 //! recorded with stacks. What is not there is said, and the test skipped, unless `KTAPE_REQUIRE_LIVE` is set.
 
+mod collectives;
 mod exact;
 mod processes;
 mod samples;
