@@ -339,7 +339,12 @@ impl Names<'_> {
             let name = self.definitions.string(frame.name).to_owned();
             is_told(&frame).then(|| (name, self.definitions.string(frame.file).to_owned(), node.line))
         };
-        let look_up = || self.definitions.stack_nodes(id).filter_map(|(_, node)| frame(node)).collect();
+        let look_up = || {
+            let frames: Vec<FrameLine> = self.definitions.stack_nodes(id).filter_map(|(_, node)| frame(node)).collect();
+            // At the end of its interpreter a thread waits for itself, without frames; Python says then that it has none.
+            let is_mark = |frame: &FrameLine| frame.0 == "[awaited thread without Python]";
+            if frames.len() == 1 && is_mark(&frames[0]) { Rc::default() } else { frames.into() }
+        };
         let id = if self.with_stacks { id } else { 0 };
         self.stacks.borrow_mut().entry(id).or_insert_with(look_up).clone()
     }

@@ -236,7 +236,72 @@ pub(super) fn refused_set<S: Sink>(api: Api, row: &Memset, sink: &mut S) -> Resu
 
 #[cfg(test)]
 mod tests {
+    use ktape_ebpf::wire::{Call, LISTS_BYTES, ListsCall, Return, kind};
+    use ktape_format::Memory;
+
+    use super::super::{Identity, Outside};
     use super::*;
+    use crate::probes::functions;
+
+    /// The bytes of a record.
+    fn bytes_of<T: ktape_ebpf::wire::Plain>(record: &T) -> &[u8] {
+        // SAFETY: plain integers without padding.
+        unsafe { std::slice::from_raw_parts(std::ptr::from_ref(record).cast(), size_of::<T>()) }
+    }
+
+    /// What becomes of a call of `cuMemcpyBatchAsync_v2` with `count` copies, of which `kept` bytes of each list came through.
+    fn batch(count: u64, kept: u64, result: u64) -> (Memory, u64) {
+        let functions = functions::all();
+        let function = functions.iter().position(|function| function.symbol == "cuMemcpyBatchAsync_v2").expect("it");
+        let mut memory = [0; LISTS_BYTES];
+        for copy in 0..LIST_BYTES / 8 {
+            for (list, value) in [0x1000 * copy, 0x90_0000 + copy, copy + 1].into_iter().enumerate() {
+                memory[list * LIST_BYTES + 8 * copy..][..8].copy_from_slice(&(value as u64).to_le_bytes());
+            }
+        }
+        let call = Call {
+            kind: kind::LISTS_CALL,
+            function: function as u32,
+            time_ns: 10,
+            pid_tid: 7 << 32 | 7,
+            stack: 0,
+            stack_pointer: 0x7000,
+            registers: [1, 2, 3, count, 0, 0],
+        };
+        let call = ListsCall { call, words: [0, 0x77, 0, 0, 0], bytes: kept, memory };
+        let end = Return {
+            kind: kind::RETURN,
+            function: function as u32,
+            time_ns: 30,
+            pid_tid: 7 << 32 | 7,
+            stack_pointer: 0x7008,
+            result,
+            outs: [0; 2],
+        };
+        let (mut outside, mut sink) = (Outside::new(functions, false), Memory::default());
+        let Ok(()) = outside.begin_process(&Identity { pid: 7, ..Identity::default() }, true, &mut sink);
+        for record in [bytes_of(&call), bytes_of(&end)] {
+            let Ok(notice) = outside.take(record, &mut sink);
+            assert_eq!(notice, None);
+        }
+        (sink, outside.gaps().unreadable_arguments)
+    }
+
+    #[test]
+    fn copies_of_a_batch_that_do_not_fit_are_counted_and_the_call_tells_of_them() {
+        for (count, kept, rows, unreadable) in [(3, 24, 3, 0), (128, 1024, 128, 0), (200, 1024, 128, 1), (5, 0, 0, 1)] {
+            let (sink, gaps) = batch(count, kept, 0);
+            let copies = &sink.events.memcpy;
+            assert_eq!((copies.bytes.len(), gaps), (rows, unreadable), "{count} copies");
+            assert_eq!(copies.bytes.iter().sum::<u64>(), (1..=rows as u64).sum::<u64>());
+            assert_eq!(sink.events.api.duration_ns, [20]);
+            let args = sink.definitions.string(sink.events.api.args[0]);
+            assert_eq!(args, format!(r#"{{"copies":{count}}}"#));
+            assert!(copies.correlation.iter().all(|correlation| *correlation == sink.events.api.correlation[0]));
+        }
+        let (sink, _) = batch(u64::MAX, 1024, 1);
+        assert!(sink.events.memcpy.bytes.is_empty(), "one that was refused has no copies");
+    }
 
     #[test]
     fn what_the_driver_has_to_find_out_is_told_by_the_memory() {
