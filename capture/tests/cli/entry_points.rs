@@ -251,7 +251,7 @@ fn every_function_of_the_real_nccl_is_probed_or_left_out_for_a_reason() {
     let declared = declarations(&text, "ncclResult_t ");
     let left_out = left_out();
     let is_undecided = |name: &&str| name.starts_with("nccl") && !names.contains(name) && !left_out.contains_key(*name);
-    let undecided: Vec<_> = declared.keys().copied().filter(|name| is_undecided(&name)).collect();
+    let undecided: Vec<_> = declared.keys().copied().filter(|name| is_undecided(name)).collect();
     assert!(declared.len() > 60 && undecided.is_empty(), "of {}: {undecided:?}", declared.len());
     let meanings = COLLECTIVES.iter().map(|function| (function.name.to_owned(), function.meaning));
     let (checked, wrong) = misplaced(&text, "ncclResult_t ", meanings);
