@@ -1,7 +1,7 @@
 //! `analyze`: what is on a tape, as answers and pictures.
 //!
 //! An [`import`]er turns another tool's file into the events of `ktape-format`; the [`timeline`] holds them in
-//! columns; [`export`]ers and [`sampling`] read the timeline and never a source file. [`verify`] and [`layout`] look at a
+//! columns, where [`symbols`] names native frames; [`export`]ers and [`sampling`] read the timeline and never a source file. [`verify`] and [`layout`] look at a
 //! tape as a file. Each of the [`commands`] parses its arguments, calls one of these and prints what it returns.
 
 pub mod commands;
@@ -10,6 +10,7 @@ pub mod human;
 pub mod import;
 pub mod layout;
 pub mod sampling;
+pub mod symbols;
 pub mod tables;
 pub mod timeline;
 pub mod verify;

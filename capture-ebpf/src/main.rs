@@ -29,7 +29,8 @@ use ktape_ebpf::wire::{
 };
 
 use crate::maps::{
-    COUNTERS, INTERPRETERS, OUTS, OutKey, PLANS, TARGETS, TASK_EXIT_CODE, TASK_PID, TASK_TGID, count, send, setting,
+    COUNTERS, INTERPRETERS, OUTS, OutKey, PLANS, STARTERS, Starter, TARGETS, TASK_EXIT_CODE, TASK_PID, TASK_TGID,
+    count, send, setting,
 };
 use crate::stack::Seen;
 
@@ -235,8 +236,14 @@ fn code_freed(ctx: ProbeContext) -> u32 {
 #[uprobe]
 fn libraries(_: ProbeContext) -> u32 {
     let pid_tid = bpf_get_current_pid_tgid();
-    if TARGETS.get_ptr((pid_tid >> 32) as u32).is_some() {
-        tell(life::LIBRARIES, pid_tid, 0);
+    let pid = (pid_tid >> 32) as u32;
+    if let Some(target) = TARGETS.get_ptr(pid) {
+        // SAFETY: a map's value.
+        if unsafe { (*target).native } != 0 {
+            stack::renew(pid);
+        }
+        // SAFETY: a helper without arguments.
+        tell(life::LIBRARIES, unsafe { bpf_ktime_get_ns() }, pid_tid, 0);
     }
     0
 }
@@ -251,8 +258,14 @@ fn forked(ctx: RawTracePointContext) -> i32 {
     let child_pid = task_word(child, setting(&TASK_TGID));
     let child_tid = task_word(child, setting(&TASK_PID));
     let child_pid_tid = u64::from(child_pid) << 32 | u64::from(child_tid);
+    // SAFETY: a helper without arguments.
+    let time_ns = unsafe { bpf_ktime_get_ns() };
     if child_pid == pid {
-        tell(life::THREAD_START, child_pid_tid, 0);
+        if let Some(thread_pointer) = stack::thread_pointer() {
+            let starter = Starter { thread_pointer, tid: pid_tid & 0xffff_ffff };
+            let _ = STARTERS.insert(child_pid_tid, &starter, 0);
+        }
+        tell(life::THREAD_START, time_ns, child_pid_tid, 0);
         return 0;
     }
     // SAFETY: a map's value.
@@ -260,8 +273,7 @@ fn forked(ctx: RawTracePointContext) -> i32 {
     if parent.follow == 0 {
         return 0;
     }
-    // SAFETY: a helper without arguments.
-    let generation = unsafe { bpf_ktime_get_ns() };
+    let generation = time_ns;
     // The same program, and the same stacks at the same places: but for user space it is a process to get to know.
     if let Some(walked) = INTERPRETERS.get_ptr(pid)
         // SAFETY: a map's value.
@@ -274,7 +286,7 @@ fn forked(ctx: RawTracePointContext) -> i32 {
         maps::count_unsaid(unsaid::CHILDREN);
         return 0;
     }
-    tell(life::FORK, pid_tid, child_pid_tid);
+    tell(life::FORK, time_ns, pid_tid, child_pid_tid);
     0
 }
 
@@ -284,12 +296,14 @@ fn executed(_: RawTracePointContext) -> i32 {
     let pid_tid = bpf_get_current_pid_tgid();
     let pid = (pid_tid >> 32) as u32;
     let Some(target) = TARGETS.get_ptr_mut(pid) else { return 0 };
-    // SAFETY: a map's value, and a helper without arguments.
+    // SAFETY: a helper without arguments.
+    let time_ns = unsafe { bpf_ktime_get_ns() };
+    // SAFETY: a map's value.
     unsafe {
         (*target).last_state = 0;
-        (*target).generation = bpf_ktime_get_ns();
+        (*target).generation = time_ns;
     }
-    tell(life::EXEC, pid_tid, 0);
+    tell(life::EXEC, time_ns, pid_tid, 0);
     0
 }
 
@@ -304,8 +318,12 @@ fn exited(ctx: RawTracePointContext) -> i32 {
                 (*target).last_state = 0;
             }
         }
+        // Its stack, and so its thread pointer, may be another's from now on.
+        let _ = STARTERS.insert(pid_tid, &Starter { thread_pointer: 0, tid: 0 }, 0);
         let task: u64 = ctx.arg(0);
-        tell(life::THREAD_EXIT, pid_tid, u64::from(task_word(task, setting(&TASK_EXIT_CODE))));
+        // SAFETY: a helper without arguments.
+        let time_ns = unsafe { bpf_ktime_get_ns() };
+        tell(life::THREAD_EXIT, time_ns, pid_tid, u64::from(task_word(task, setting(&TASK_EXIT_CODE))));
     }
     0
 }
@@ -318,9 +336,7 @@ fn task_word(task: u64, offset: u64) -> u32 {
 }
 
 #[inline(always)]
-fn tell(what: u32, pid_tid: u64, detail: u64) {
-    // SAFETY: a helper without arguments.
-    let time_ns = unsafe { bpf_ktime_get_ns() };
+fn tell(what: u32, time_ns: u64, pid_tid: u64, detail: u64) {
     if !maps::send_urgent(&Lifecycle { kind: kind::LIFECYCLE, what, time_ns, pid_tid, detail }) {
         maps::count_unsaid(unsaid::LIFECYCLES);
     }

@@ -55,14 +55,26 @@ pub(crate) static SENT: LruHashMap<SentKey, u8> = LruHashMap::with_max_entries(S
 pub(crate) struct SentKey {
     /// A stack's hash, or a code object's address, which is never odd, with the lowest bit set.
     pub(crate) what: u64,
+    /// The program's generation and the rotation, in one.
     pub(crate) generation: u64,
 }
 
 pub(crate) const SENT_ENTRIES: u32 = 1 << 17;
 
-/// How often something was put into `SENT`: once that is much, the map may have forgotten some.
+/// How often something was put into `SENT` since the last rotation, and how many rotations there were.
+///
+/// A full map forgets, and must not forget a code object that is part of a stack which it remembers: its end would not be
+/// noticed. So when it is half full, everything counts as not sent, as if it had been emptied; user space can forget as much.
 #[map]
-pub(crate) static SENT_COUNT: Array<u64> = Array::with_max_entries(1, 0);
+pub(crate) static ROTATION: Array<Rotation> = Array::with_max_entries(1, 0);
+
+/// See [`ROTATION`].
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub(crate) struct Rotation {
+    pub(crate) sent: u64,
+    pub(crate) number: u64,
+}
 
 /// What was found in `SENT` lately, by fingerprint: asking an array is cheaper.
 ///
@@ -72,7 +84,8 @@ pub(crate) static KNOWN: Array<u64> = Array::with_max_entries(KNOWN_ENTRIES, 0);
 
 pub(crate) const KNOWN_ENTRIES: u32 = 1 << 14;
 
-/// How many code objects that user space knows were freed, by the process's number: those that share one share the count.
+/// How many code objects that user space knows were freed, by the process's number: those that share one share the count. Where
+/// native frames are wanted, changes of the libraries count too.
 ///
 /// What has the address of a freed one is another, and with it every stack that it is in. So the count is part of a stack's
 /// hash: all stacks are new then. That costs once for each stack, and code objects in use are seldom freed.
@@ -98,13 +111,19 @@ pub(crate) struct Space {
     pub(crate) interpreter: Interpreter,
     /// The walked thread's program, as in [`SentKey`].
     pub(crate) generation: u64,
-    /// See `EPOCHS`.
+    /// See `ROTATION`.
+    pub(crate) rotation: u64,
+    /// See `EPOCHS`; rotations are counted with it.
     pub(crate) epoch: u64,
     pub(crate) pid_tid: u64,
+    pub(crate) thread_pointer: u64,
     pub(crate) search: Search,
-    /// The state of the thread that is walked, though another calls, and that thread; 0 if it is the calling one.
+    /// The state of the thread that is walked, though another calls, that thread, and what the two have to do with one another
+    /// ([`relation`](ktape_ebpf::wire::relation)).
     pub(crate) awaiting_state: u64,
     pub(crate) awaiting_tid: u32,
+    pub(crate) relation: u32,
+    pub(crate) reserved: u32,
     /// Whether native frames are wanted.
     pub(crate) wants_native: u32,
     pub(crate) hash: u64,
@@ -122,6 +141,23 @@ pub(crate) struct Space {
 const _: () = assert!(offset_of!(Space, native_body) + size_of::<NativeBody>() == offset_of!(Space, native));
 const _: () =
     assert!(offset_of!(Space, body) + size_of::<StackBody>() == offset_of!(Space, walk) + offset_of!(Walk, frames));
+
+/// Who started a thread, by the thread's process and number; a thread that has ended has none.
+#[map]
+pub(crate) static STARTERS: LruHashMap<u64, Starter> = LruHashMap::with_max_entries(16384, 0);
+
+/// See [`STARTERS`].
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub(crate) struct Starter {
+    pub(crate) thread_pointer: u64,
+    /// 0 for an ended one's.
+    pub(crate) tid: u64,
+}
+
+/// The state of a thread that was found in the list of threads, by the thread's process and number.
+#[map]
+pub(crate) static STATES: LruHashMap<u64, u64> = LruHashMap::with_max_entries(16384, 0);
 
 /// Whose call a remembered pointer is.
 #[repr(C)]

@@ -18,7 +18,7 @@ mod task;
 
 pub use code::{CodeBody, Copied, FILE_BYTES, LINE_TABLE_BYTES, NAME_BYTES, Part, copy_code};
 pub use layouts::{ABSENT, LAYOUTS, Layout};
-pub use search::{MAX_SEARCH, Search};
+pub use search::{MAX_SEARCH, MAX_SEARCH_IN_INTERRUPT, Search, is_of_thread};
 pub use task::{TASK_NAME_BYTES, TaskName, task_name};
 
 /// Memory of a process, wherever it is read from.
@@ -591,7 +591,7 @@ mod tests {
             Made::of(&[&frame(index)[..], &words].concat())
         };
         let first = |index| step(&memory(index), &layout, &mut Cursor::at(0x100));
-        let expected = |instruction| Step::Frame(RawFrame { code, instruction, generator: 1 });
+        let expected = |instruction| Step::Frame(RawFrame { code, instruction, kind: raw_kind::GENERATOR });
         assert_eq!(first(1), expected(0x10));
         assert_eq!(first(0), expected(0x1010));
         // Of a copy that there is not.

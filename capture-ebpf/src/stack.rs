@@ -13,17 +13,18 @@ use aya_ebpf::bindings::{BPF_F_USER_STACK, task_struct};
 use aya_ebpf::helpers::bpf_probe_read_kernel;
 use aya_ebpf::helpers::generated::{bpf_get_current_task, bpf_get_stack, bpf_loop, bpf_probe_read_user};
 use ktape_ebpf::python::{
-    self, CodeBody, FILE_BYTES, LINE_TABLE_BYTES, MAX_FRAMES, MAX_SEARCH, MAX_STEPS, Memory, NAME_BYTES, Part,
-    RawFrame, Step, TASK_NAME_BYTES, raw_kind,
+    self, CodeBody, FILE_BYTES, LINE_TABLE_BYTES, MAX_FRAMES, MAX_SEARCH, MAX_SEARCH_IN_INTERRUPT, MAX_STEPS, Memory,
+    NAME_BYTES, Part, RawFrame, Step, TASK_NAME_BYTES, raw_kind,
 };
 use ktape_ebpf::wire::{
     CodeRecord, Counters, MAX_NATIVE_FRAMES, MOST_PIECES, NativeBody, PIECE_BYTES, StackBody, Target, TextPiece,
-    Walked, kind, text,
+    Walked, kind, relation, text,
 };
 
 use crate::maps::{
-    EPOCH_ENTRIES, EPOCHS, EVENTS, INTERPRETERS, KNOWN, KNOWN_ENTRIES, SENT, SENT_COUNT, SENT_ENTRIES, SPACES,
-    SPACES_A_PROCESSOR, SentKey, Space, TASK_THREAD_POINTER, count, send, setting, wake, with_room,
+    EPOCH_ENTRIES, EPOCHS, EVENTS, INTERPRETERS, KNOWN, KNOWN_ENTRIES, ROTATION, SENT, SENT_ENTRIES, SPACES,
+    SPACES_A_PROCESSOR, STARTERS, STATES, SentKey, Space, Starter, TASK_THREAD_POINTER, count, send, setting, wake,
+    with_room,
 };
 
 /// The memory of the process that the program runs in.
@@ -96,9 +97,11 @@ fn take_space(target: *const Target, walked: Option<*const Walked>, pid_tid: u64
                     }
                     None => (*space).interpreter.runtime = 0,
                 }
-                (*space).generation = (*target).generation;
+                (*space).rotation = rotation();
+                (*space).generation = generation((*target).generation, (*space).rotation);
                 (*space).wants_native = (*target).native;
-                (*space).epoch = epoch((pid_tid >> 32) as u32);
+                // A rotation makes all stacks new, too.
+                (*space).epoch = epoch((pid_tid >> 32) as u32).wrapping_add((*space).rotation);
                 (*space).pid_tid = pid_tid;
                 (*space).bodies_lost = 0;
             }
@@ -153,7 +156,7 @@ fn walk(seen: Seen, target: *mut Target, index: u32) -> Option<u64> {
     }
     // A stack that was cut is another than the same one whole, and so is that of a thread that another waits for. Even: see
     // `SentKey`.
-    let kind = u64::from(walked.walk.end) | u64::from(walked.awaiting_tid != 0) << 8;
+    let kind = u64::from(walked.walk.end) | u64::from(walked.relation) << 8;
     let hash = mix(walked.hash, kind) & !1 | 2;
     let key = SentKey { what: hash, generation: walked.generation };
     if was_sent(&key) {
@@ -172,15 +175,15 @@ fn walk(seen: Seen, target: *mut Target, index: u32) -> Option<u64> {
 }
 
 /// Finds the innermost frame, and begins the walk there: the calling thread's, or where that runs no Python the one's that
-/// called last from Python, if it waits.
+/// waits for it.
 #[inline(always)]
 fn begin(seen: Seen, target: *mut Target, index: u32, of_loops: *mut c_void) -> Option<()> {
-    let state = if space(index)?.interpreter.runtime == 0 { 0 } else { own_state(index, of_loops)? };
+    space(index)?.thread_pointer = thread_pointer()?;
+    let state = if space(index)?.interpreter.runtime == 0 { 0 } else { own_state(seen, index, of_loops)? };
     let space = space(index)?;
-    let Space { interpreter, .. } = space;
-    let frame = if state == 0 { 0 } else { python::first_frame(&User, &interpreter.layout, state)? };
-    space.hash = mix(0x9e37_79b9_7f4a_7c15, space.epoch);
-    space.awaiting_tid = 0;
+    let frame = if state == 0 { 0 } else { python::first_frame(&User, &space.interpreter.layout, state)? };
+    space.hash = mix(HASH_SEED, space.epoch);
+    (space.awaiting_tid, space.relation) = (0, relation::SAME);
     space.native_body.depth = 0;
     space.walk.begin(frame);
     if frame != 0 {
@@ -194,38 +197,103 @@ fn begin(seen: Seen, target: *mut Target, index: u32, of_loops: *mut c_void) -> 
         return Some(());
     }
     space.wants_native = 1;
+    if space.interpreter.runtime == 0 || await_starter(space, state) {
+        return Some(());
+    }
     // SAFETY: a map's value.
     let (last, last_tid) = unsafe { ((*target).last_state, (*target).last_tid as u32) };
-    // Where its memory is gone it has ended, and waits no more.
-    if last != 0
-        && last != state
-        && python::runs_python(&User, interpreter, last) == Some(false)
-        && let Some(frame) = python::first_frame(&User, &interpreter.layout, last)
-    {
-        space.awaiting_state = last;
-        space.awaiting_tid = last_tid;
-        space.walk.begin(frame);
+    if last != 0 && last != state {
+        await_thread(space, last, last_tid, relation::LAST_CALLER);
     }
     Some(())
 }
 
-/// The calling thread's state; 0 if it is no thread of Python's.
+const HASH_SEED: u64 = 0x9e37_79b9_7f4a_7c15;
+
+/// How many threads up, each having started the one before, a thread of Python's is looked for.
+const STARTERS_UP: u32 = 4;
+
+/// Begins the walk at the thread of Python's that started the calling one, or the one that started that, if it waits. False
+/// if it is not known or doesn't.
 #[inline(always)]
-fn own_state(index: u32, of_loops: *mut c_void) -> Option<u64> {
+fn await_starter(space: &mut Space, own_state: u64) -> bool {
+    let mut pid_tid = space.pid_tid;
+    let mut up = 0;
+    while up < STARTERS_UP {
+        let Some(starter) = STARTERS.get_ptr(pid_tid) else { return false };
+        // SAFETY: a map's value.
+        let Starter { thread_pointer, tid } = unsafe { *starter };
+        // SAFETY: a map's value.
+        let has_ended = |of: *const Starter| unsafe { (*of).tid } == 0;
+        pid_tid = pid_tid & !0xffff_ffff | tid;
+        if tid == 0 || STARTERS.get_ptr(pid_tid).is_some_and(has_ended) {
+            return false;
+        }
+        if let Some(state) = python::thread_state(&User, &space.interpreter, thread_pointer)
+            && state != 0
+            && state != own_state
+        {
+            return await_thread(space, state, tid as u32, relation::STARTER);
+        }
+        up += 1;
+    }
+    false
+}
+
+/// Begins the walk at another thread, if that waits. Where its memory is gone it has ended, and waits no more.
+#[inline(always)]
+fn await_thread(space: &mut Space, state: u64, tid: u32, relation: u32) -> bool {
+    if python::runs_python(&User, &space.interpreter, state) != Some(false) {
+        return false;
+    }
+    let Some(frame) = python::first_frame(&User, &space.interpreter.layout, state) else { return false };
+    if frame == 0 {
+        return false;
+    }
+    (space.awaiting_state, space.awaiting_tid, space.relation) = (state, tid, relation);
+    space.walk.begin(frame);
+    true
+}
+
+/// The calling thread's thread pointer.
+#[inline(always)]
+pub(crate) fn thread_pointer() -> Option<u64> {
     // SAFETY: a helper without arguments.
     let task = unsafe { bpf_get_current_task() } as *const task_struct;
+    let at = task.cast::<u8>().wrapping_add(setting(&TASK_THREAD_POINTER) as usize).cast::<u64>();
     // SAFETY: the helper checks the address.
-    let thread_pointer =
-        unsafe { bpf_probe_read_kernel(task.cast::<u8>().add(setting(&TASK_THREAD_POINTER) as usize).cast::<u64>()) };
-    let thread_pointer = thread_pointer.ok()?;
+    unsafe { bpf_probe_read_kernel(at) }.ok()
+}
+
+/// The calling thread's state; 0 if it is no thread of Python's.
+#[inline(always)]
+fn own_state(seen: Seen, index: u32, of_loops: *mut c_void) -> Option<u64> {
     let taken = space(index)?;
     if python::slot_tells(&User, &taken.interpreter)? {
-        return python::thread_state(&User, &taken.interpreter, thread_pointer);
+        return python::thread_state(&User, &taken.interpreter, taken.thread_pointer);
     }
-    taken.search.begin(thread_pointer);
+    // With several interpreters a thread may run now the one and now the other.
+    let is_lasting = taken.interpreter.main == 0;
+    if is_lasting && let Some(known) = STATES.get_ptr(taken.pid_tid) {
+        // SAFETY: a map's value.
+        let state = unsafe { *known };
+        if python::is_of_thread(&User, &taken.interpreter.layout, state, taken.thread_pointer) {
+            return Some(state);
+        }
+    }
+    taken.search.begin(taken.thread_pointer);
+    let steps = if let Seen::Calling(..) = seen { MAX_SEARCH } else { MAX_SEARCH_IN_INTERRUPT };
     // SAFETY: as in `walk`.
-    unsafe { bpf_loop(MAX_SEARCH, search as *mut c_void, of_loops, 0) };
-    Some(space(index)?.search.found)
+    let taken_steps = unsafe { bpf_loop(steps, search as *mut c_void, of_loops, 0) };
+    if taken_steps >= i64::from(steps) {
+        // The list is longer, or has no end: whether the thread is in it is not known.
+        return None;
+    }
+    let taken = space(index)?;
+    if is_lasting && taken.search.found != 0 {
+        let _ = STATES.insert(taken.pid_tid, taken.search.found, 0);
+    }
+    Some(taken.search.found)
 }
 
 /// One step of a search. Returns 1 to end the loop.
@@ -240,8 +308,8 @@ extern "C" fn search(_: u32, context: *mut c_void) -> i64 {
 fn still_awaiting(index: u32) -> Option<()> {
     let space = space(index)?;
     if space.awaiting_tid != 0 && python::runs_python(&User, &space.interpreter, space.awaiting_state) != Some(false) {
-        space.awaiting_tid = 0;
-        space.hash = mix(0x9e37_79b9_7f4a_7c15, space.epoch);
+        (space.awaiting_tid, space.relation) = (0, relation::SAME);
+        space.hash = mix(HASH_SEED, space.epoch);
         space.walk.begin(0);
     }
     Some(())
@@ -267,15 +335,35 @@ fn add_native(seen: Seen, space: &mut Space) {
         space.native[1] = User.word(stack_pointer).unwrap_or(0);
         depth += 1;
     }
-    space.native_body.depth = depth;
     let mut at = 0;
     while at < MAX_NATIVE_FRAMES {
         if at as u32 >= depth {
             break;
         }
+        if !may_be_code(space.native[at], seen, space.thread_pointer) {
+            // The same for all that is none, so that garbage which changes doesn't make new stacks.
+            space.native[at] = 0;
+            depth = at as u32 + 1;
+        }
         space.hash = mix(space.hash, space.native[at]);
         at += 1;
     }
+    space.native_body.depth = depth;
+}
+
+/// Whether an address may be one of code. Of code without frame pointers comes what a register held, often a place on the
+/// stack. A thread's ends where the thread pointer points to, in glibc; the first thread's lies above everything else.
+#[inline(always)]
+fn may_be_code(address: u64, seen: Seen, thread_pointer: u64) -> bool {
+    /// The lowest address that can be mapped, and the end of those of user space.
+    const USER: core::ops::Range<u64> = 0x1_0000..1 << 47;
+    let is_on_stack = match seen {
+        Seen::Calling(_, stack_pointer) => {
+            address >= stack_pointer && (stack_pointer > thread_pointer || address < thread_pointer)
+        }
+        Seen::Running(_) => false,
+    };
+    address >= USER.start && address < USER.end && !is_on_stack
 }
 
 #[inline(always)]
@@ -350,7 +438,7 @@ fn add_task(space: &mut Space, frame: u64) {
     if was_sent(&key) {
         return;
     }
-    (space.task.kind, space.task.reserved) = (kind::TASK_BODY, 0);
+    (space.task.kind, space.task.rotation) = (kind::TASK_BODY, space.rotation as u32);
     (space.task.pid_tid, space.task.hash) = (space.pid_tid, hash);
     if send(&space.task) {
         remember(&key);
@@ -379,7 +467,7 @@ extern "C" fn send_code(index: u32, context: *mut c_void) -> i64 {
             // SAFETY: the record is reserved and as large as its type.
             unsafe {
                 (&raw mut (*record).kind).write(kind::CODE);
-                (&raw mut (*record).reserved).write(0);
+                (&raw mut (*record).rotation).write(space.rotation as u32);
                 (&raw mut (*record).pid_tid).write(space.pid_tid);
                 let body: &mut CodeBody = &mut (*record).body;
                 python::copy_code(&User, &space.interpreter.layout, code, body);
@@ -461,23 +549,51 @@ fn was_sent(key: &SentKey) -> bool {
 fn remember(key: &SentKey) {
     // A full map forgets the oldest, which is then sent again.
     let _ = SENT.insert(key, 1, 0);
-    if let Some(sent) = SENT_COUNT.get_ptr_mut(0) {
-        count(sent);
+    if let Some(rotation) = ROTATION.get_ptr_mut(0) {
+        // SAFETY: a map's value. If two come here at once it rotates twice: more is sent again then, and no less is known.
+        unsafe {
+            count(&raw mut (*rotation).sent);
+            if (*rotation).sent > u64::from(SENT_ENTRIES / 2) {
+                (*rotation).sent = 0;
+                count(&raw mut (*rotation).number);
+            }
+        }
     }
 }
 
-/// How many code objects of a process were freed that user space knew.
+/// The number of the rotation.
+#[inline(always)]
+fn rotation() -> u64 {
+    // SAFETY: a map's value.
+    ROTATION.get(0).map_or(0, |rotation| unsafe { core::ptr::read_volatile(&raw const rotation.number) })
+}
+
+/// What a [`SentKey`] has of a program's generation, which is a time, and a rotation.
+#[inline(always)]
+fn generation(of_program: u64, rotation: u64) -> u64 {
+    of_program.wrapping_add(rotation << 48)
+}
+
+/// See `EPOCHS`.
 #[inline(always)]
 fn epoch(pid: u32) -> u64 {
     // SAFETY: a map's value.
     EPOCHS.get(pid % EPOCH_ENTRIES).map_or(0, |epoch| unsafe { core::ptr::read_volatile(epoch) })
 }
 
+/// Makes all stacks of a process new: what has the address of an unmapped library may be another.
+#[inline(always)]
+pub(crate) fn renew(pid: u32) {
+    if let Some(epoch) = EPOCHS.get_ptr_mut(pid % EPOCH_ENTRIES) {
+        count(epoch);
+    }
+}
+
 /// A code object is about to be freed: what comes to its address is another.
 #[inline(always)]
 pub(crate) fn forget(target: *const Target, pid: u32, code: u64) {
     // SAFETY: a map's value.
-    let key = SentKey { what: code | 1, generation: unsafe { (*target).generation } };
+    let key = SentKey { what: code | 1, generation: generation(unsafe { (*target).generation }, rotation()) };
     let mut was_known = SENT.remove(key).is_ok();
     let fingerprint = mix(key.what, key.generation);
     if let Some(known) = KNOWN.get_ptr_mut(fingerprint as u32 % KNOWN_ENTRIES) {
@@ -489,12 +605,8 @@ pub(crate) fn forget(target: *const Target, pid: u32, code: u64) {
             }
         }
     }
-    // A processor keeps some entries of a map for itself, so that one may be forgotten before the map is full.
-    let may_be_forgotten = SENT_COUNT.get(0).is_some_and(|sent| *sent > u64::from(SENT_ENTRIES / 2));
-    if (was_known || may_be_forgotten)
-        && let Some(epoch) = EPOCHS.get_ptr_mut(pid % EPOCH_ENTRIES)
-    {
-        count(epoch);
+    if was_known {
+        renew(pid);
     }
 }
 
@@ -524,7 +636,9 @@ fn send_body(space: &mut Space) -> bool {
         stack: space.hash,
         epoch: space.epoch,
         end: space.walk.end,
-        awaited_by: space.awaiting_tid,
+        waiting_tid: space.awaiting_tid,
+        relation: space.relation,
+        native: space.native_body.depth,
     };
     let bytes = size_of::<StackBody>() as u64 + u64::from(frames) * size_of::<RawFrame>() as u64;
     // SAFETY: the frames lie behind the body, as `maps.rs` asserts.

@@ -196,12 +196,27 @@ pub struct StackBody {
     pub pid_tid: u64,
     /// Its hash.
     pub stack: u64,
-    /// How many code objects of the process had been freed; a hash of an earlier epoch comes no more.
+    /// Raised when code of the process is freed, when its libraries change, and when all that was sent counts as not sent: a
+    /// hash of an earlier epoch comes no more.
     pub epoch: u64,
     /// How the walk ended: an [`End`].
     pub end: u32,
     /// The thread whose frames these are: one that waits, where the calling one runs no Python; else 0.
-    pub awaited_by: u32,
+    pub waiting_tid: u32,
+    /// What that thread has to do with the calling one: see [`relation`].
+    pub relation: u32,
+    /// How many native frames were sent before this.
+    pub native: u32,
+}
+
+/// What a thread that waits has to do with the one that calls.
+pub mod relation {
+    /// They are the same.
+    pub const SAME: u32 = 0;
+    /// It has started that one, or the one that did.
+    pub const STARTER: u32 = 1;
+    /// It is the last that called from Python.
+    pub const LAST_CALLER: u32 = 2;
 }
 
 /// The native frames of a stack that was not seen before, whose [`StackBody`] comes next. `depth` addresses follow, innermost
@@ -225,8 +240,8 @@ pub struct NativeBody {
 pub struct TaskBody {
     /// `kind::TASK_BODY`
     pub kind: u32,
-    /// 0
-    pub reserved: u32,
+    /// How often all that was sent has counted as not sent. What was sent before comes again before it is referred to.
+    pub rotation: u32,
     /// The process in the upper half, the thread in the lower.
     pub pid_tid: u64,
     /// Its hash.
@@ -241,8 +256,8 @@ pub struct TaskBody {
 pub struct CodeRecord {
     /// `kind::CODE`
     pub kind: u32,
-    /// 0
-    pub reserved: u32,
+    /// As in [`TaskBody`].
+    pub rotation: u32,
     /// The process in the upper half, the thread in the lower.
     pub pid_tid: u64,
     /// What it says.
@@ -294,7 +309,7 @@ pub struct Lifecycle {
     pub kind: u32,
     /// See [`life`].
     pub what: u32,
-    /// When, on `CLOCK_MONOTONIC`.
+    /// When, on `CLOCK_MONOTONIC`. Of a fork and an exec it is the generation of the program that begins, as in [`Target`].
     pub time_ns: u64,
     /// The process in the upper half, the thread in the lower.
     pub pid_tid: u64,

@@ -28,5 +28,14 @@ $analyze flamegraph "$work/owlv2.ktape" -o "$work/owlv2.svg"
 chromium --headless --no-sandbox --disable-gpu --user-data-dir="$work/profile" --hide-scrollbars --window-size=1600,835 \
     --screenshot="$root/docs/images/flamegraph.png" "file://$work/owlv2.svg" 2> /dev/null
 
+# A service of tasks and threads, recorded live, which needs root and a CPython 3.13.
+cp -r fixtures/workloads "$work/serve"
+cargo build -q --release --bin capture
+LD_LIBRARY_PATH=$(fixtures/simcuda/build.sh) target/release/capture run -q -o "$work/serve.ktape" -- \
+    python3.13 "$work/serve/serve_async.py" --requests 40
+$analyze flamegraph "$work/serve.ktape" -o "$work/serve.svg"
+chromium --headless --no-sandbox --disable-gpu --user-data-dir="$work/profile" --hide-scrollbars --window-size=1600,690 \
+    --screenshot="$root/docs/images/python-tasks.png" "file://$work/serve.svg" 2> /dev/null
+
 # The comparison.
 $analyze compare "$work/owlv2.ktape" --svg docs/images/compare.svg --force > /dev/null

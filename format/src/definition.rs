@@ -48,6 +48,8 @@ pub mod property {
     pub const SHARED_BYTES_PER_MULTIPROCESSOR: &str = "shared_bytes_per_multiprocessor";
     /// Threads of a warp.
     pub const WARP_SIZE: &str = "warp_size";
+    /// Which build of a file a path (a string) means: the build id of the file as lower-case hexadecimal.
+    pub const BUILD_ID: &str = "build_id";
     /// What an importer saw and did not keep: a JSON object of description to count.
     pub const NOT_KEPT: &str = "not_kept";
 }

@@ -11,6 +11,7 @@ use super::{Outcome, note_losses, output, write_json};
 use crate::human::columns;
 use crate::sampling::jitter::Jitter;
 use crate::sampling::{self, By, Comparison, Options, Sampler, Schedule, plot, report};
+use crate::symbols::Symbols;
 use crate::timeline::Selection;
 use crate::timeline::selection::parse_time_ns;
 
@@ -57,6 +58,8 @@ pub struct Args {
     force: bool,
     #[command(flatten)]
     selection: Selection,
+    #[command(flatten)]
+    symbols: Symbols,
 }
 
 const EXAMPLES: &str = "\
@@ -86,7 +89,7 @@ pub fn run(args: &Args) -> Result<Outcome> {
     if let Some(svg) = &args.svg {
         output::ensure_free(svg, &args.trace, args.force)?;
     }
-    let loaded = load(&args.trace, &args.selection)?;
+    let loaded = load(&args.trace, &args.selection, &args.symbols)?;
     let schedule = match args.jitter {
         None => Schedule::Fixed,
         Some(jitter) => Schedule::Random { jitter, seed: args.seed, runs: args.runs },

@@ -10,6 +10,7 @@ use ktape_format::{Follower, Table as _, Wanted};
 use super::load::{load, open_tape};
 use super::{Outcome, note_losses};
 use crate::export::json_lines;
+use crate::symbols::Symbols;
 use crate::timeline::{Selection, Timeline};
 
 const EXAMPLES: &str = "\
@@ -33,6 +34,8 @@ pub struct Args {
     follow: bool,
     #[command(flatten)]
     selection: Selection,
+    #[command(flatten)]
+    symbols: Symbols,
 }
 
 /// Runs `analyze dump`.
@@ -40,7 +43,7 @@ pub fn run(args: &Args) -> Result<Outcome> {
     if args.follow {
         return follow(&args.input, &args.selection);
     }
-    let loaded = load(&args.input, &args.selection)?;
+    let loaded = load(&args.input, &args.selection, &args.symbols)?;
     // Not among the events, whose reader is a program. A closed stderr leaves nobody to tell.
     let _ = note_losses(&mut io::stderr(), &loaded);
     let mut out = BufWriter::with_capacity(1 << 18, io::stdout().lock());

@@ -13,6 +13,7 @@ use crate::export::flamegraph::svg::{self, Caption};
 use crate::export::flamegraph::{By, Shape, Tree, folded};
 use crate::export::speedscope;
 use crate::human::{HumanCount, duration};
+use crate::symbols::Symbols;
 use crate::timeline::Selection;
 use crate::timeline::weights::{Value, Weights, weigh};
 
@@ -64,6 +65,8 @@ pub struct Args {
     force: bool,
     #[command(flatten)]
     selection: Selection,
+    #[command(flatten)]
+    symbols: Symbols,
 }
 
 impl Args {
@@ -81,7 +84,7 @@ pub fn run(args: &Args) -> Result<Outcome> {
     if args.output.is_some() && args.output == args.speedscope {
         return Err(output::Refused("--output and --speedscope name the same file; give them two".to_owned()).into());
     }
-    let loaded = load(&args.input, &args.selection)?;
+    let loaded = load(&args.input, &args.selection, &args.symbols)?;
     // Standard output may be the product. A closed stderr leaves nobody to tell.
     let _ = note_losses(&mut io::stderr(), &loaded);
     let value = value(args, &loaded)?;

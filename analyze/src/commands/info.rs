@@ -11,6 +11,7 @@ use super::load::{Loaded, Losses, load, open_tape};
 use super::{Outcome, audit, cpu_side, host_side, layout, note_host_only, note_losses, write_json};
 use crate::human::{HumanBytes, HumanCount, counted, duration, share, text_table};
 use crate::layout::Layout;
+use crate::symbols::Symbols;
 use crate::timeline::Selection;
 use crate::timeline::audit::Audit;
 use crate::timeline::cpu_side::CpuSide;
@@ -44,6 +45,8 @@ pub struct Args {
     json: bool,
     #[command(flatten)]
     selection: Selection,
+    #[command(flatten)]
+    symbols: Symbols,
 }
 
 /// What `--json` prints.
@@ -74,7 +77,7 @@ struct Info<'a> {
 /// Runs `analyze info`.
 pub fn run(args: &Args) -> Result<Outcome> {
     let tape = args.layout.then(|| open_tape(&args.trace)).transpose()?;
-    let loaded = load(&args.trace, &args.selection)?;
+    let loaded = load(&args.trace, &args.selection, &args.symbols)?;
     let summary = loaded.timeline.summary();
     let audit = loaded.timeline.audit(loaded.first_ns, args.selection.is_everything());
     let host_only = loaded.timeline.host_only;

@@ -11,6 +11,7 @@ use serde::Serialize;
 
 use super::Outcome;
 use crate::import;
+use crate::symbols::{self, Symbols, Unnamed};
 use crate::timeline::{Selection, Timeline, is_host_only, span_ns};
 
 /// An opened trace.
@@ -26,6 +27,8 @@ pub struct Loaded {
     pub timeline: Timeline,
     /// How many events were lost: before they reached the file, or in damaged parts of it. Every report says so first.
     pub lost: u64,
+    /// Which native frames have no name.
+    pub unnamed: Unnamed,
     /// What of the file cannot be read.
     pub damage: Vec<Damage>,
     /// How many rows came from the tail that the writer had not sealed; 0 for a tape that was closed.
@@ -59,13 +62,17 @@ pub struct Losses {
     pub damage: Vec<String>,
 }
 
-/// Opens `path` and keeps what `selection` asks for.
-pub fn load(path: &Path, selection: &Selection) -> Result<Loaded> {
-    if is_tape(path)? {
-        load_tape(path, selection).with_context(|| path.display().to_string())
+/// Opens `path`, keeps what `selection` asks for, and names its native frames by `symbols`.
+pub fn load(path: &Path, selection: &Selection, symbols: &Symbols) -> Result<Loaded> {
+    let mut loaded = if is_tape(path)? {
+        load_tape(path, selection).with_context(|| path.display().to_string())?
     } else {
-        load_foreign(path, selection)
-    }
+        load_foreign(path, selection)?
+    };
+    let (named, unnamed) = symbols::names(&loaded.timeline.definitions, symbols);
+    loaded.timeline.name_native_frames(&named);
+    loaded.unnamed = unnamed;
+    Ok(loaded)
 }
 
 /// Opens a tape as a file, for what a trace of another tool does not have.
@@ -123,6 +130,7 @@ fn load_foreign(path: &Path, selection: &Selection) -> Result<Loaded> {
         first_ns,
         timeline,
         lost: 0,
+        unnamed: Unnamed::default(),
         damage: Vec::new(),
         staged_rows: 0,
         tail_in_memory: false,
@@ -167,6 +175,7 @@ fn load_tape(path: &Path, selection: &Selection) -> Result<Loaded> {
         first_ns,
         timeline,
         lost: lost.saturating_add(damaged),
+        unnamed: Unnamed::default(),
         damage: contents.damage,
         staged_rows: contents.staged_rows,
         tail_in_memory: tape.header().tail == header::TailKind::Memory,

@@ -80,7 +80,7 @@ pub enum Outcome {
     Damaged,
 }
 
-/// Says what was lost, as the first thing of every report. Says nothing if nothing was.
+/// Says what was lost, and what of stacks could not be named, as the first thing of every report. Says nothing if nothing was.
 pub fn note_losses(out: &mut impl Write, loaded: &load::Loaded) -> io::Result<()> {
     /// A badly damaged tape could fill the screen with where.
     const MOST_LINES: usize = 10;
@@ -105,6 +105,9 @@ pub fn note_losses(out: &mut impl Write, loaded: &load::Loaded) -> io::Result<()
     }
     if let Some(more) = more(loaded.damage.len()) {
         writeln!(out, "  and {more} more damaged places: `analyze info --json` lists them")?;
+    }
+    if loaded.unnamed.frames > 0 {
+        writeln!(out, "{}: {}", loaded.path.display(), printable(&loaded.unnamed.to_string()))?;
     }
     Ok(())
 }

@@ -16,6 +16,7 @@ use tiny_http::{Header, Method, Request, Response, Server};
 use super::load::load;
 use super::{Outcome, note_host_only, note_losses};
 use crate::export::perfetto;
+use crate::symbols::Symbols;
 use crate::timeline::Selection;
 
 const PORT: u16 = 9001;
@@ -37,6 +38,8 @@ pub struct Args {
     no_browser: bool,
     #[command(flatten)]
     selection: Selection,
+    #[command(flatten)]
+    symbols: Symbols,
 }
 
 /// Runs `analyze open`.
@@ -93,7 +96,7 @@ fn prepare(args: &Args) -> Result<(Trace, Outcome)> {
         File::open(&args.input).with_context(|| args.input.display().to_string())?;
         return Ok((Trace { path: args.input.clone(), _made: None }, Outcome::Done));
     }
-    let loaded = load(&args.input, &args.selection)?;
+    let loaded = load(&args.input, &args.selection, &args.symbols)?;
     note_losses(&mut io::stdout(), &loaded)?;
     note_host_only(&mut io::stdout(), &loaded)?;
     let folder = tempfile::tempdir().context("a folder for the trace")?;

@@ -11,6 +11,7 @@ use super::load::{Loaded, Losses, load};
 use super::{Outcome, note_host_only, note_losses, output, write_json};
 use crate::export::perfetto::{self, Summary};
 use crate::human::{HumanBytes, HumanCount};
+use crate::symbols::Symbols;
 use crate::timeline::Selection;
 
 /// The options of `analyze perfetto`.
@@ -36,6 +37,8 @@ pub struct Args {
     json: bool,
     #[command(flatten)]
     selection: Selection,
+    #[command(flatten)]
+    symbols: Symbols,
 }
 
 /// What `--json` prints.
@@ -60,7 +63,7 @@ pub fn run(args: &Args) -> Result<Outcome> {
     if !to_stdout {
         output::ensure_free(&args.output, &args.input, args.force)?;
     }
-    let loaded = load(&args.input, &args.selection)?;
+    let loaded = load(&args.input, &args.selection, &args.symbols)?;
     let began = Instant::now();
     let summary = if to_stdout {
         perfetto::write(&loaded.timeline, BufWriter::new(io::stdout()), args.gz)?

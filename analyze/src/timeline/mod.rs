@@ -10,6 +10,7 @@ pub mod cpu_side;
 pub mod host_side;
 pub mod intervals;
 pub mod names;
+mod native;
 pub mod occupancy;
 pub mod selection;
 pub mod summary;

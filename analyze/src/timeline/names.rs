@@ -94,6 +94,11 @@ fn function_part(name: &str) -> &str {
     &name[function.unwrap_or(begin..at)]
 }
 
+/// A native function's name for a stack: demangled, without return type and parameters.
+pub fn function_name(symbol: &str) -> String {
+    function_part(&demangled(symbol)).trim().to_owned()
+}
+
 /// A kernel's name without return type, template arguments and parameters, as Nsight's "short name":
 /// `void at::native::foo<4, bar>(int)` is `at::native::foo`.
 pub fn short_kernel_name(name: &str) -> String {
@@ -262,6 +267,12 @@ impl<'a> FrameName<'a> {
     /// As [`FrameName::full`], without what differs between two runs, two machines or two turns of a loop: a package's
     /// place on the disk, an object's address, and which instance of a module or step of a profiler it is.
     pub fn short(&self) -> String {
+        if self.kind == frame_kind::NATIVE && self.line == 0 {
+            // Of a library its name, unless the place in it begins with that already.
+            let library = self.file.rsplit('/').next().unwrap_or_default();
+            let is_said = self.name.strip_prefix(library).is_some_and(|rest| rest.starts_with("+0x"));
+            return self.print(&self.name, if is_said { "" } else { library });
+        }
         self.print(&without_instance(&without_addresses(&self.name).0), short_path(self.file))
     }
 

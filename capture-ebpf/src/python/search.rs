@@ -4,10 +4,18 @@
 //! has the thread's state in the main one, also while it runs another. A thread's state is the one that has its `pthread_self`
 //! and runs something. The youngest interpreter comes first in the list, and has been entered last.
 
-use super::{Interpreter, Memory, first_frame};
+use super::{Interpreter, Layout, Memory, first_frame};
 
-/// The most steps to give a search: threads and interpreters. One that needs more has found nothing.
-pub const MAX_SEARCH: u32 = 1 << 16;
+/// The most steps to give a search: threads and interpreters. One that takes them all may have missed the thread.
+pub const MAX_SEARCH: u32 = 4096;
+/// The same where everything else waits.
+pub const MAX_SEARCH_IN_INTERRUPT: u32 = 256;
+
+/// Whether a state that was found is still this thread's.
+#[inline(always)]
+pub fn is_of_thread<M: Memory>(memory: &M, layout: &Layout, state: u64, thread_pointer: u64) -> bool {
+    memory.word(state.wrapping_add(layout.thread_id as u64)) == Some(thread_pointer)
+}
 
 /// Where a search stands.
 #[repr(C)]

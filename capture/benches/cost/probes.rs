@@ -51,6 +51,7 @@ enum Variant {
     /// The recorder's program.
     Recorded {
         stacks: bool,
+        native: bool,
         returns: bool,
     },
     /// The same, of a process that is not among those it records.
@@ -66,8 +67,9 @@ enum Place {
     Entry,
 }
 
-const NO_STACKS: Variant = Variant::Recorded { stacks: false, returns: false };
-const STACKS: Variant = Variant::Recorded { stacks: true, returns: false };
+const NO_STACKS: Variant = Variant::Recorded { stacks: false, native: false, returns: false };
+const STACKS: Variant = Variant::Recorded { stacks: true, native: false, returns: false };
+const NATIVE: Variant = Variant::Recorded { stacks: true, native: true, returns: false };
 
 /// A target and what is set in it.
 pub(crate) struct Part {
@@ -93,7 +95,7 @@ pub(crate) fn parts() -> Vec<Part> {
             (Variant::Empty(Place::Chosen), None),
             (Variant::Empty(Place::Entry), None),
             (NO_STACKS, Some(1.5)),
-            (Variant::Recorded { stacks: false, returns: true }, None),
+            (Variant::Recorded { stacks: false, native: false, returns: true }, None),
             (Variant::NotRecorded, None),
             (Variant::Counted(Counter::Perf, Place::Chosen), None),
             (Variant::Counted(Counter::Perf, Place::Entry), None),
@@ -121,8 +123,8 @@ pub(crate) fn parts() -> Vec<Part> {
         };
         for depth in [10, 30, 100, 256] {
             let goal = (depth == 30).then_some(2.5);
-            let both = [(NO_STACKS, Some(1.5)), (STACKS, goal)];
-            python(format!("one stack of {depth} frames"), depth, 1, BATCH, &both);
+            let each = [(NO_STACKS, Some(1.5)), (STACKS, goal), (NATIVE, None)];
+            python(format!("one stack of {depth} frames"), depth, 1, BATCH, &each);
         }
         let changing = [(STACKS, Some(4.0))];
         python(format!("{KNOWN_STACKS} stacks of 30 frames in turn"), 30, KNOWN_STACKS, 2 * KNOWN_STACKS, &changing);
@@ -244,9 +246,10 @@ impl Rig {
         match variant {
             Variant::Nothing => "no probe".to_owned(),
             Variant::Empty(place) => format!("empty program at {}", at(place)),
-            Variant::Recorded { stacks: false, returns: false } => "recorded without stacks".to_owned(),
-            Variant::Recorded { stacks: false, returns: true } => "recorded with --launch-durations".to_owned(),
-            Variant::Recorded { stacks: true, .. } => "recorded with stacks".to_owned(),
+            Variant::Recorded { stacks: false, returns: false, .. } => "recorded without stacks".to_owned(),
+            Variant::Recorded { stacks: false, returns: true, .. } => "recorded with --launch-durations".to_owned(),
+            Variant::Recorded { stacks: true, native: false, .. } => "recorded with stacks".to_owned(),
+            Variant::Recorded { stacks: true, native: true, .. } => "recorded with --native".to_owned(),
             Variant::NotRecorded => "not recorded, while others are".to_owned(),
             Variant::Counted(counter, place) => format!("counted by {} at {}", counter.name(), at(place)),
         }
@@ -307,9 +310,9 @@ impl Rig {
                 return Ok(Some(counting));
             }
         };
-        if let Variant::Recorded { stacks, .. } = variant {
+        if let Variant::Recorded { stacks, native, .. } = variant {
             // The same generation each time: what was sent in an earlier turn is known.
-            let recorded = Recorded { generation: 1, ..Recorded::default() };
+            let recorded = Recorded { generation: 1, native: native.into(), ..Recorded::default() };
             self.kernel.set_target(self.target.pid(), recorded)?;
             if stacks {
                 self.kernel.set_interpreter(self.target.pid(), 1, self.interpreter)?;
@@ -351,7 +354,7 @@ impl Rig {
         ensure!(without == 0, "{}: {without} of {launched} launches have no stack", self.name(variant));
         let lost = now.calls_lost - before.calls_lost + now.returns_lost - before.returns_lost;
         self.sent += calls + returns - lost;
-        if variant == STACKS {
+        if matches!(variant, Variant::Recorded { stacks: true, .. }) {
             self.reader.expected_stacks.fetch_add(calls - (now.calls_lost - before.calls_lost), Ordering::Relaxed);
         }
         Ok(lost)

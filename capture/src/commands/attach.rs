@@ -40,6 +40,7 @@ pub(super) fn run(args: &Args) -> Result<Outcome> {
         output: output.clone(),
         follow: false,
         launch_durations: args.recording.launch_durations,
+        native: args.recording.native,
         buffer_bytes: args.recording.buffer << 20,
         cpu_hz: args.recording.cpu_hz,
     })?;

@@ -27,6 +27,11 @@ pub(super) struct Recording {
     /// not beat with what happens every 10 ms. A thread that waits is not seen. `analyze flamegraph --value cpu` draws it
     #[arg(long, value_name = "HZ", value_parser = clap::value_parser!(u32).range(1..=i64::from(MOST_HZ)))]
     pub(super) cpu_hz: Option<u32>,
+    /// Also record the native frames of every stack: from what the innermost Python function called, through C and C++ libraries, to
+    /// the driver. They are found by frame pointers; at code that was compiled without them (GCC's -fno-omit-frame-pointer
+    /// keeps them) the stack ends, and says so. `analyze` names the functions
+    #[arg(long)]
+    pub(super) native: bool,
     /// How much may wait between the probes and the recorder, in MiB: a power of two. It has to last while the recorder is
     /// kept from running; 16 are half a second at 200,000 calls a second
     #[arg(long, value_name = "MIB", default_value_t = 16, value_parser = buffer)]

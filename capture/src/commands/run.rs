@@ -28,6 +28,7 @@ const EXAMPLES: &str = "\
 Examples:
   capture run -- python serve.py                  onto capture-python-<pid>.ktape
   capture run -o serve.ktape -- python serve.py   onto this tape
+  capture run --native -- python serve.py         stacks go on below Python, through C and C++
   capture run --cpu-hz 99 -- python serve.py      and where the host's time goes between calls
   analyze info serve.ktape                        what is on it
 
@@ -44,6 +45,7 @@ pub(super) fn run(args: &Args) -> Result<Outcome> {
         output,
         follow: true,
         launch_durations: args.recording.launch_durations,
+        native: args.recording.native,
         buffer_bytes: args.recording.buffer << 20,
         cpu_hz: args.recording.cpu_hz,
     })?;

@@ -51,6 +51,11 @@ impl Codes {
         self.0.insert(address, code);
     }
 
+    /// Forgets those whose address does not satisfy this.
+    pub fn retain(&mut self, mut keep: impl FnMut(u64) -> bool) {
+        self.0.retain(|&address, _| keep(address));
+    }
+
     /// Whether there is one at this address.
     pub fn contains(&self, address: u64) -> bool {
         self.0.contains_key(&address)

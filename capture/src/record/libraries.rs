@@ -44,7 +44,7 @@ impl Session {
     /// Has the programs notice when this Python frees code objects. False if that can't be yet.
     pub(super) fn watch_code(&mut self, pid: u32, python: &Python) -> Result<bool> {
         let Some(dealloc) = dealloc::find(pid, python, self.site_kernel)? else { return Ok(false) };
-        if self.watched_pythons.insert(dealloc.id) {
+        if !self.watched_pythons.contains(&dealloc.id) {
             let link = Link {
                 program: Program::CodeFreed,
                 symbol: "code_dealloc",
@@ -53,6 +53,7 @@ impl Session {
             };
             let refused = self.kernel.attach(&[link], &libraries::open_path(&dealloc.file))?;
             anyhow::ensure!(refused.is_empty(), "no probe at {}", refused.join(", "));
+            self.watched_pythons.insert(dealloc.id);
         }
         Ok(true)
     }

@@ -57,15 +57,16 @@ pub(super) enum Python {
 impl Session {
     pub(super) fn notice(&mut self, notice: Notice) -> Result<()> {
         match notice {
-            Notice::Forked(child) => {
+            // The unsaid may have been looked for in between.
+            Notice::Forked { child: pid, generation } | Notice::Executed { pid, generation }
+                if self.is_found_later(pid, generation) => {}
+            Notice::Forked { child, generation } => {
                 // The program has made a target of it already. What it has in memory its parent has handed out.
-                self.begin_known(child, false)?;
+                self.begin_known(child, Some(generation), false)?;
                 self.look_at(child);
             }
-            // The unsaid may have been looked for in between.
-            Notice::Executed(pid) if self.is_found_as_it_is(pid) => {}
-            Notice::Executed(pid) => {
-                self.begin_known(pid, true)?;
+            Notice::Executed { pid, generation } => {
+                self.begin_known(pid, Some(generation), true)?;
                 self.look_at(pid);
             }
             Notice::Libraries(pid) => self.look_at(pid),
@@ -75,15 +76,18 @@ impl Session {
                 }
             }
             Notice::TaskRunner { pid, code, string_type } => self.name_tasks(pid, code, string_type)?,
+            Notice::ManyTasks(pid) => {
+                self.name_tasks(pid, 0, 0)?;
+                self.trouble(format!("process {pid}: after so many names of asyncio tasks no more are recorded"));
+            }
             Notice::Unknown(_) => {}
         }
         Ok(())
     }
 
-    /// Whether a process was found before the word of its beginning came, as the programs know it.
-    fn is_found_as_it_is(&self, pid: u32) -> bool {
-        let generation = self.kernel.target(pid).map(|target| target.generation);
-        self.processes.get(&pid).is_some_and(|recorded| recorded.was_unsaid && Some(recorded.generation) == generation)
+    /// Whether a process was found before the word of its beginning came, with the program that this tells of or a later one.
+    fn is_found_later(&self, pid: u32, generation: u64) -> bool {
+        self.processes.get(&pid).is_some_and(|recorded| recorded.was_unsaid && recorded.generation >= generation)
     }
 
     /// Begins processes and programs whose beginning the ring buffer had no room to tell.
@@ -95,7 +99,7 @@ impl Session {
             match self.processes.get(&pid).map(|recorded| recorded.generation) {
                 Some(generation) if generation == target.generation => continue,
                 _ if pid == std::process::id() => continue,
-                known => self.begin_known(pid, known.is_some())?,
+                known => self.begin_known(pid, None, known.is_some())?,
             }
             if let Some(recorded) = self.processes.get_mut(&pid) {
                 recorded.was_unsaid = true;
@@ -115,12 +119,13 @@ impl Session {
             self.kernel.set_interpreter(pid, target.generation, Some(located.interpreter))?;
         }
         self.kernel.set_target(pid, target)?;
-        self.begin_known(pid, false)?;
+        self.begin_known(pid, None, false)?;
         self.lifecycle(pid, lifecycle_kind::ATTACH, monotonic_ns(), 0)
     }
 
-    /// Begins a process that the programs know; `is_new` says whether nothing of it was missed.
-    pub(super) fn begin_known(&mut self, pid: u32, is_new: bool) -> Result<()> {
+    /// Begins a process that the programs know, with the program of this generation, which it may not run any more, or the one
+    /// that it runs now; `is_new` says whether nothing of it was missed.
+    pub(super) fn begin_known(&mut self, pid: u32, generation: Option<u64>, is_new: bool) -> Result<()> {
         let pidfd = rustix::process::Pid::from_raw(pid as i32)
             .and_then(|pid| rustix::process::pidfd_open(pid, rustix::process::PidfdFlags::empty()).ok());
         // One that ended meanwhile has left its calls in the ring buffer, and only its number is known of it.
@@ -135,10 +140,11 @@ impl Session {
             },
         );
         self.collector.begin_process(&identity, is_new, &mut self.tape)?;
-        let generation = self.kernel.target(pid).map_or(0, |target| target.generation);
+        let now = || self.kernel.target(pid).map_or(0, |target| target.generation);
+        let generation = generation.unwrap_or_else(now);
         let inherited = self.kernel.interpreter(pid, generation);
         if let Some(interpreter) = inherited {
-            self.collector.set_layout(pid, interpreter.layout);
+            self.collector.set_interpreter(pid, &interpreter);
         }
         let python = inherited.map_or(Python::Unknown(0), |interpreter| Python::Unproven(interpreter, Instant::now()));
         let recorded = Recorded {
@@ -254,7 +260,7 @@ impl Session {
                 recorded.python = Python::Unproven(located.interpreter, Instant::now());
                 let generation = recorded.generation;
                 self.look_for_code(pid, Some(&located))?;
-                self.collector.set_layout(pid, located.interpreter.layout);
+                self.collector.set_interpreter(pid, &located.interpreter);
                 self.kernel.set_interpreter(pid, generation, Some(located.interpreter))?;
                 located.interpreter
             }

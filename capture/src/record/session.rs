@@ -51,6 +51,8 @@ pub struct Options {
     pub follow: bool,
     /// Whether launches get a duration and a result.
     pub launch_durations: bool,
+    /// Whether every stack gets the native frames below its Python frames.
+    pub native: bool,
     /// How much may wait between the programs and the recorder: a power of two.
     pub buffer_bytes: u32,
     /// How often a second running threads are looked at; `None` for never.
@@ -267,7 +269,12 @@ impl Session {
     }
 
     pub(super) fn new_target(&self) -> Target {
-        Target { generation: monotonic_ns() as u64, follow: self.options.follow.into(), ..Target::default() }
+        Target {
+            generation: monotonic_ns() as u64,
+            follow: self.options.follow.into(),
+            native: self.options.native.into(),
+            ..Target::default()
+        }
     }
 
     /// Takes what the ring buffer has, up to `most` records.
@@ -286,7 +293,7 @@ impl Session {
             let notice = match unknown {
                 None => notice,
                 Some((pid, record)) => {
-                    self.begin_known(pid, false)?;
+                    self.begin_known(pid, None, false)?;
                     self.look_at(pid);
                     self.collector.take(bytes_of(&record), &mut self.tape)?
                 }

@@ -5,10 +5,11 @@
 
 mod collectives;
 mod exact;
+mod frames;
+mod native;
 mod processes;
 mod samples;
 mod stacks;
-mod tasks;
 
 use exact::Compared;
 use processes::{Scene, Target, pythons};

@@ -2,7 +2,8 @@
 //!
 //! [`Outside::take`] takes one record after the other. A call's record becomes an event (`calls.rs`), at once where its
 //! return isn't wanted, else when that comes (`thread.rs` has what is under way; `copies.rs` what is more of copies). What an event refers to is kept by process:
-//! CPU samples become events in `samples.rs`. Stacks and code objects (`stacks.rs`), kernels by handle (`kernels.rs`), contexts and streams (`objects.rs`).
+//! stacks and code objects (`stacks.rs`; `native.rs` has the frames below Python), kernels by handle (`kernels.rs`), contexts
+//! and streams (`objects.rs`). CPU samples become events in `samples.rs`.
 
 mod calls;
 mod collectives;
@@ -16,7 +17,7 @@ mod thread;
 
 use std::mem::offset_of;
 
-use ktape_ebpf::python::Layout;
+use ktape_ebpf::python::Interpreter;
 use ktape_ebpf::wire::{
     Call, CodeRecord, Lifecycle, ListsCall, MemoryCall, NAME_BYTES, NativeBody, Plain as _, Return, Sample, StackBody,
     StackCall, TaskBody, TextPiece, kind, life,
@@ -31,6 +32,7 @@ use serde::Serialize;
 use crate::probes::functions::Probed;
 use calls::{Arguments, Open};
 use kernels::Kernels;
+use native::Builds;
 use objects::Objects;
 pub use samples::Samples;
 use stacks::{Large as _, Stacks};
@@ -55,10 +57,10 @@ pub struct Identity {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[expect(missing_docs, reason = "the variants say what their fields are")]
 pub enum Notice {
-    /// A process was forked: the child's number.
-    Forked(u32),
-    /// A process of this number began another program.
-    Executed(u32),
+    /// A process was forked: the child's number, and the generation of its program.
+    Forked { child: u32, generation: u64 },
+    /// A process of this number began another program, of this generation.
+    Executed { pid: u32, generation: u64 },
     /// A process of this number mapped or unmapped a library.
     Libraries(u32),
     /// A process of this number has a record, and was not begun: the record was not taken.
@@ -67,6 +69,8 @@ pub enum Notice {
     ThreadEnded { pid: u32, time_ns: i64, status: i64 },
     /// A process runs asyncio: the code object whose frames run tasks, and `PyUnicode_Type`.
     TaskRunner { pid: u32, code: u64, string_type: u64 },
+    /// A process of this number gives its tasks more names than are worth keeping.
+    ManyTasks(u32),
 }
 
 /// What was taken of one function.
@@ -104,6 +108,8 @@ pub struct Outside {
     function_ids: Vec<u32>,
     launch_durations: bool,
     processes: FxHashMap<u32, Process>,
+    /// The files of native frames.
+    builds: Builds,
     taken: Vec<Taken>,
     events: u64,
     gaps: Gaps,
@@ -136,6 +142,7 @@ impl Outside {
             function_ids: vec![0; count],
             launch_durations,
             processes: FxHashMap::default(),
+            builds: Builds::default(),
             taken: vec![Taken::default(); count],
             events: 0,
             gaps: Gaps::default(),
@@ -180,9 +187,9 @@ impl Outside {
     }
 
     /// Learns which Python a process runs.
-    pub fn set_layout(&mut self, pid: u32, layout: Layout) {
+    pub fn set_interpreter(&mut self, pid: u32, interpreter: &Interpreter) {
         if let Some(process) = self.processes.get_mut(&pid) {
-            process.stacks.set_layout(layout);
+            process.stacks.set_interpreter(interpreter);
             self.gaps.before_interpreter += std::mem::take(&mut process.stackless);
             self.samples.before_interpreter += std::mem::take(&mut process.stackless_samples);
         }
@@ -285,8 +292,9 @@ impl Outside {
                     && let Some(process) = self.processes.get_mut(&upper(body.pid_tid))
                 {
                     let frames = &record[size_of::<StackBody>()..];
-                    self.gaps.unknown_frames += process.stacks.add(&body, frames, sink)?;
-                    self.gaps.incomplete_stacks += u64::from(body.end != 0);
+                    let added = process.stacks.add(&body, frames, &mut self.builds, sink)?;
+                    self.gaps.unknown_frames += added.unknown_frames;
+                    self.gaps.incomplete_stacks += u64::from(added.is_incomplete);
                 }
             }
             kind::NATIVE_BODY => {
@@ -301,7 +309,7 @@ impl Outside {
                     && let Some(process) = self.processes.get_mut(&upper(code.pid_tid))
                 {
                     let pid = process.pid;
-                    let string_type = process.stacks.add_code(lower(code.pid_tid), &code.body);
+                    let string_type = process.stacks.add_code(lower(code.pid_tid), code.rotation, &code.body);
                     return Ok(string_type.map(|string_type| Notice::TaskRunner {
                         pid,
                         code: code.body.code,
@@ -320,7 +328,8 @@ impl Outside {
                 if let Some(body) = TaskBody::read(record)
                     && let Some(process) = self.processes.get_mut(&upper(body.pid_tid))
                 {
-                    process.stacks.add_task(&body);
+                    let is_enough = process.stacks.add_task(&body);
+                    return Ok(is_enough.then_some(Notice::ManyTasks(process.pid)));
                 }
             }
             kind::SAMPLE => {
@@ -419,9 +428,14 @@ impl Outside {
     fn lifecycle<S: Sink>(&mut self, life: &Lifecycle, sink: &mut S) -> Result<Option<Notice>, S::Error> {
         let (pid, tid) = (upper(life.pid_tid), lower(life.pid_tid));
         let notice = match life.what {
-            life::FORK => Some(Notice::Forked(upper(life.detail))),
-            life::EXEC => Some(Notice::Executed(pid)),
-            life::LIBRARIES => Some(Notice::Libraries(pid)),
+            life::FORK => Some(Notice::Forked { child: upper(life.detail), generation: life.time_ns }),
+            life::EXEC => Some(Notice::Executed { pid, generation: life.time_ns }),
+            life::LIBRARIES => {
+                if let Some(process) = self.processes.get_mut(&pid) {
+                    process.stacks.libraries_changed();
+                }
+                Some(Notice::Libraries(pid))
+            }
             life::THREAD_EXIT => {
                 Some(Notice::ThreadEnded { pid, time_ns: life.time_ns as i64, status: life.detail as i64 })
             }
@@ -456,9 +470,9 @@ impl Outside {
         )?;
         if life.what == life::THREAD_EXIT
             && let Some(process) = self.processes.get_mut(&pid)
-            && let Some(mut thread) = process.threads.remove(&tid)
         {
-            for pending in thread.take_all() {
+            process.stacks.end_thread(tid);
+            for pending in process.threads.remove(&tid).into_iter().flat_map(|mut thread| thread.take_all()) {
                 self.gaps.calls_without_return += 1;
                 self.events += pending.open.emit(sink)?;
             }

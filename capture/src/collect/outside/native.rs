@@ -1,59 +1,382 @@
 //! Native frames: from an address in a process to the file that is mapped there, and the place in it.
+//!
+//! A place is told as the file itself numbers its code (what `nm` and `addr2line` show), with the file's build id: so that it can
+//! be named later, elsewhere, by whoever has that build or its symbols.
+//!
+//! The kernel follows frame pointers, and where code was compiled without them it takes for a frame whatever it finds. What is
+//! not an address of code ends a stack: the frames before it are right, and nothing is known of those behind it.
 
-use std::path::Path;
+use std::borrow::Cow;
+use std::fs::{self, File};
+use std::os::unix::fs::MetadataExt as _;
+use std::time::{Duration, Instant};
 
+use ktape_ebpf::python::End;
+use ktape_ebpf::wire::MAX_NATIVE_FRAMES;
+use object::elf::{ELF_NOTE_GNU, FileHeader64, NT_GNU_BUILD_ID, PF_X, PT_LOAD, PT_NOTE};
+use object::read::elf::{FileHeader as _, ProgramHeader as _};
+use object::{Endianness, ReadCache};
+use rustc_hash::FxHashMap;
+
+use crate::target::libraries::open_mapping;
 use crate::target::maps::{self, Mapping};
 
-/// What a process has mapped, as it was when last an address was not known.
+/// How often at most mappings are read for an address that is in none of them: most such are no addresses of code at all.
+const BETWEEN_LOOKS: Duration = Duration::from_millis(100);
+
+/// Notes that are longer are no build id.
+const MOST_NOTE_BYTES: u64 = 1 << 16;
+
+/// A file that is mapped, as the kernel tells files apart, and the path that it has in the process.
+type FileKey = ((u32, u32), u64);
+
+/// The code of a process, and the files that it is in.
 pub(super) struct Natives {
     pid: u32,
-    mappings: Vec<Mapping>,
+    /// What can be executed, by address.
+    code: Vec<Mapping>,
+    looked: Instant,
+    modules: FxHashMap<FileKey, Module>,
+    /// The address of `_PyRuntime`, and the file that it is in.
+    runtime: u64,
+    interpreter: Option<FileKey>,
+}
+
+/// A file with code.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Module {
+    /// As the process has it.
+    pub(super) path: String,
+    /// `None` for a file that has none, or can't be read.
+    pub(super) build_id: Option<String>,
+    segments: Vec<Segment>,
+}
+
+/// A piece of code of a file: where it is in the file, and where in the file's own numbering.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Segment {
+    offset: u64,
+    bytes: u64,
+    address: u64,
 }
 
 /// Where an address is.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Place {
-    /// `libtorch.so+0x1f20`: the file and the place in it, as it is laid out in memory; the address where no file is mapped.
+    /// `libtorch.so+0x1f20`: the file, and the address in its own numbering; of code in no file the address.
     pub(super) name: String,
-    /// The file's path; empty where there is none.
-    pub(super) file: String,
+    /// `None` for code that is in no file.
+    pub(super) module: Option<Module>,
+}
+
+/// The native frames of a stack.
+#[derive(Debug, PartialEq)]
+pub(super) struct Frames {
+    /// Innermost first.
+    pub(super) places: Vec<Place>,
+    /// How they end.
+    pub(super) end: End,
 }
 
 impl Natives {
+    /// Reads what a process has mapped. One that is gone has nothing.
     pub(super) fn new(pid: u32) -> Natives {
-        Natives { pid, mappings: Vec::new() }
+        let mut natives = Natives {
+            pid,
+            code: Vec::new(),
+            looked: Instant::now(),
+            modules: FxHashMap::default(),
+            runtime: 0,
+            interpreter: None,
+        };
+        natives.read_mappings();
+        natives
     }
 
-    /// Where an address is.
-    pub(super) fn place(&mut self, address: u64) -> Place {
-        match self.mapping(address).filter(|mapping| mapping.is_file()) {
-            Some(mapping) => Place {
-                name: format!(
-                    "{}+{:#x}",
-                    mapping.path.file_name().unwrap_or_default().to_string_lossy(),
-                    address - mapping.start + mapping.file_offset
-                ),
-                file: mapping.path.to_string_lossy().into_owned(),
-            },
-            None => Place { name: format!("{address:#x}"), file: String::new() },
+    /// Learns where the interpreter is.
+    pub(super) fn set_interpreter(&mut self, runtime: u64) {
+        self.runtime = runtime;
+        self.read_mappings();
+    }
+
+    /// Reads again what is mapped. A process that is gone keeps what it had.
+    pub(super) fn read_mappings(&mut self) {
+        self.looked = Instant::now();
+        if let Ok(mappings) = maps::of(self.pid) {
+            self.set_mappings(mappings);
         }
     }
 
-    /// Whether an address is in this file.
-    pub(super) fn is_in(&mut self, address: u64, file: &Path) -> bool {
-        self.mapping(address).is_some_and(|mapping| mapping.path == file)
+    fn set_mappings(&mut self, mut mappings: Vec<Mapping>) {
+        // Data that a file does not fill lies in memory without a file, behind the file's own.
+        let of_runtime = mappings.iter().rfind(|mapping| mapping.is_file() && mapping.start <= self.runtime);
+        self.interpreter = of_runtime.map(key).or(self.interpreter);
+        mappings.retain(|mapping| mapping.executable);
+        self.code = mappings;
     }
 
-    fn mapping(&mut self, address: u64) -> Option<&Mapping> {
-        if self.find(address).is_none() {
-            // A library that was mapped since, or a process that is gone.
-            self.mappings = maps::of(self.pid).unwrap_or_default();
+    /// The frames of these addresses, innermost first: that of an instruction, and those that calls return to. Those
+    /// `below_python` are what the innermost Python function called: they end where the interpreter is.
+    pub(super) fn frames(&mut self, addresses: &[u64], below_python: bool) -> Frames {
+        if addresses.is_empty() {
+            // They were sent, and got lost.
+            return Frames { places: Vec::new(), end: End::Unreadable };
         }
-        self.find(address).map(|index| &self.mappings[index])
+        let mut places = Vec::with_capacity(addresses.len());
+        for (index, &address) in addresses.iter().enumerate() {
+            // A call may be the last instruction of its function, so that it returns to the next one.
+            let address = if index == 0 { address } else { address.wrapping_sub(1) };
+            let Some(code) = self.code_at(address, index == 0) else {
+                return Frames { places, end: End::Unreadable };
+            };
+            if below_python && self.interpreter == Some(key(&code)) {
+                return Frames { places, end: End::Outermost };
+            }
+            places.push(self.place(address, &code));
+        }
+        let end = if addresses.len() < MAX_NATIVE_FRAMES { End::Outermost } else { End::Cut };
+        Frames { places, end }
     }
 
-    fn find(&self, address: u64) -> Option<usize> {
-        let index = self.mappings.partition_point(|mapping| mapping.end <= address);
-        self.mappings.get(index).is_some_and(|mapping| mapping.start <= address).then_some(index)
+    /// The mapping of an address of code. One that is in none may have been mapped meanwhile, if it is an address at all, as
+    /// that of an instruction that was executed `surely` is.
+    fn code_at(&mut self, address: u64, surely: bool) -> Option<Mapping> {
+        if self.find(address).is_none() && (surely || self.looked.elapsed() >= BETWEEN_LOOKS) {
+            self.read_mappings();
+        }
+        self.find(address).cloned()
+    }
+
+    fn find(&self, address: u64) -> Option<&Mapping> {
+        let index = self.code.partition_point(|mapping| mapping.end <= address);
+        self.code.get(index).filter(|mapping| mapping.start <= address)
+    }
+
+    fn place(&mut self, address: u64, code: &Mapping) -> Place {
+        if !code.is_file() {
+            // `[vdso]`, or what a process wrote itself.
+            let name = match code.path.to_string_lossy() {
+                name if name.starts_with('[') => format!("{name}+{:#x}", address - code.start),
+                _ => format!("{address:#x}"),
+            };
+            return Place { name, module: None };
+        }
+        let pid = self.pid;
+        let module = self.modules.entry(key(code)).or_insert_with(|| Module::read(pid, code));
+        let name = module.path.rsplit('/').next().unwrap_or_default();
+        let name = format!("{name}+{:#x}", module.address(address - code.start + code.file_offset));
+        Place { name, module: Some(module.clone()) }
+    }
+}
+
+fn key(mapping: &Mapping) -> FileKey {
+    (mapping.device, mapping.inode)
+}
+
+impl Module {
+    /// Reads what a mapped file says of itself. What is no ELF file says nothing.
+    fn read(pid: u32, mapping: &Mapping) -> Module {
+        let path = mapping.path.to_string_lossy().into_owned();
+        // Meanwhile another library may be mapped in the same place.
+        let same = |file: &File| file.metadata().is_ok_and(|facts| facts.ino() == mapping.inode);
+        let file = open_mapping(pid, mapping).ok().filter(same).or_else(|| open_path(mapping));
+        let (build_id, segments) = file.and_then(|file| elf(&ReadCache::new(file)).ok()).unwrap_or_default();
+        Module { path, build_id, segments }
+    }
+
+    /// A place in the file in the file's own numbering.
+    fn address(&self, offset: u64) -> u64 {
+        let holds = |segment: &&Segment| offset.wrapping_sub(segment.offset) < segment.bytes;
+        let segment = self.segments.iter().find(holds);
+        segment.map_or(offset, |segment| segment.address.wrapping_add(offset - segment.offset))
+    }
+}
+
+/// Opens the file of a process that is gone by its path, if that leads to the same file here.
+fn open_path(mapping: &Mapping) -> Option<File> {
+    let facts = fs::metadata(&mapping.path).ok()?;
+    let device = (libc::major(facts.dev()), libc::minor(facts.dev()));
+    let is_it = facts.is_file() && (facts.ino(), device) == (mapping.inode, mapping.device);
+    is_it.then(|| File::open(&mapping.path).ok())?
+}
+
+/// An ELF file's build id and segments of code.
+fn elf<'data, R: object::ReadRef<'data>>(file: R) -> object::Result<(Option<String>, Vec<Segment>)> {
+    let header = FileHeader64::<Endianness>::parse(file)?;
+    let endian = header.endian()?;
+    let (mut build_id, mut segments) = (None, Vec::new());
+    for segment in header.program_headers(endian, file)? {
+        let (offset, bytes) = segment.file_range(endian);
+        match segment.p_type(endian) {
+            PT_LOAD if segment.p_flags(endian).contains(PF_X) => {
+                segments.push(Segment { offset, bytes, address: segment.p_vaddr(endian) });
+            }
+            PT_NOTE if bytes <= MOST_NOTE_BYTES => {
+                let Some(mut notes) = segment.notes(endian, file)? else { continue };
+                while let Ok(Some(note)) = notes.next() {
+                    if note.name() == ELF_NOTE_GNU && note.n_type(endian) == NT_GNU_BUILD_ID && !note.desc().is_empty()
+                    {
+                        build_id = Some(note.desc().iter().map(|byte| format!("{byte:02x}")).collect());
+                    }
+                }
+            }
+            _ => {}
+        }
+    }
+    Ok((build_id, segments))
+}
+
+/// Which build each path of a recording means: containers have different files at one path, and a file may be replaced.
+#[derive(Default)]
+pub(super) struct Builds(FxHashMap<String, Option<String>>);
+
+impl Builds {
+    /// What a module is called on the tape, and whether it is so for the first time: by its path, if that means no other
+    /// build already.
+    pub(super) fn file<'module>(&mut self, module: &'module Module) -> (Cow<'module, str>, bool) {
+        match self.0.get(&module.path) {
+            None => {
+                self.0.insert(module.path.clone(), module.build_id.clone());
+                (Cow::Borrowed(&module.path), true)
+            }
+            Some(build_id) if *build_id == module.build_id => (Cow::Borrowed(&module.path), false),
+            Some(_) => {
+                let build_id = module.build_id.as_deref().unwrap_or("none");
+                let name = format!("{} (build id {build_id})", module.path);
+                let is_new = self.0.insert(name.clone(), module.build_id.clone()).is_none();
+                (Cow::Owned(name), is_new)
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn mapping(start: u64, path: &str, inode: u64, executable: bool) -> Mapping {
+        Mapping {
+            start,
+            end: start + 0x1000,
+            executable,
+            file_offset: 0x1000,
+            device: (8, 1),
+            inode,
+            path: path.into(),
+            deleted: false,
+        }
+    }
+
+    /// Of a process that there is not, so that nothing is read but what is given.
+    fn natives() -> Natives {
+        let mut natives = Natives::new(0);
+        natives.runtime = 0x2_0800;
+        natives.set_mappings(vec![
+            mapping(0x1_0000, "/opt/python", 1, true),
+            mapping(0x2_0000, "/opt/python", 1, false),
+            mapping(0x3_0000, "/lib/libfoo.so", 2, true),
+            mapping(0x4_0000, "/lib/libfoo.so", 2, false),
+            mapping(0x5_0000, "", 0, true),
+            mapping(0x6_0000, "[vdso]", 0, true),
+        ]);
+        natives
+    }
+
+    fn names(frames: &Frames) -> Vec<&str> {
+        frames.places.iter().map(|place| place.name.as_str()).collect()
+    }
+
+    #[test]
+    fn below_python_frames_end_at_the_interpreter() {
+        let addresses = [0x3_0010, 0x3_0021, 0x1_0031, 0x3_0041];
+        let frames = natives().frames(&addresses, true);
+        assert_eq!((names(&frames), frames.end), (vec!["libfoo.so+0x1010", "libfoo.so+0x1020"], End::Outermost));
+        let frames = natives().frames(&addresses, false);
+        let all = vec!["libfoo.so+0x1010", "libfoo.so+0x1020", "python+0x1030", "libfoo.so+0x1040"];
+        assert_eq!((names(&frames), frames.end), (all, End::Outermost));
+    }
+
+    #[test]
+    fn what_is_no_address_of_code_ends_a_stack_that_says_so() {
+        for garbage in [0, 7, 0x4_0010, 0x7_0000, u64::MAX] {
+            let frames = natives().frames(&[0x3_0010, garbage, 0x3_0041], false);
+            assert_eq!((names(&frames), frames.end), (vec!["libfoo.so+0x1010"], End::Unreadable), "{garbage:#x}");
+        }
+        assert_eq!(natives().frames(&[0x9_0000], true), Frames { places: Vec::new(), end: End::Unreadable });
+    }
+
+    #[test]
+    fn garbage_in_masses_reads_no_mappings() {
+        let mut natives = natives();
+        let looked = natives.looked;
+        for garbage in 0..1000 {
+            natives.frames(&[0x3_0010, garbage], false);
+        }
+        assert!(natives.looked == looked || looked.elapsed() >= BETWEEN_LOOKS);
+    }
+
+    #[test]
+    fn code_without_a_file_has_its_address_or_name() {
+        let frames = natives().frames(&[0x5_0010, 0x6_0021], false);
+        assert_eq!(names(&frames), ["0x50010", "[vdso]+0x20"]);
+        assert!(frames.places.iter().all(|place| place.module.is_none()));
+    }
+
+    #[test]
+    fn a_call_is_looked_for_before_where_it_returns_to() {
+        // The call is the last instruction of the mapping.
+        let frames = natives().frames(&[0x3_0000, 0x3_1000], false);
+        assert_eq!(names(&frames), ["libfoo.so+0x1000", "libfoo.so+0x1fff"]);
+    }
+
+    #[test]
+    fn as_many_frames_as_are_kept_are_a_cut_stack() {
+        assert_eq!(natives().frames(&[0x3_0010; MAX_NATIVE_FRAMES], false).end, End::Cut);
+        assert_eq!(natives().frames(&[0x3_0010; MAX_NATIVE_FRAMES - 1], false).end, End::Outermost);
+    }
+
+    #[test]
+    fn addresses_are_those_of_the_file() {
+        let segment = Segment { offset: 0x1000, bytes: 0x800, address: 0x20_1000 };
+        let module = Module { segments: vec![segment], ..Module::default() };
+        assert_eq!(
+            [0x1000, 0x17ff, 0x1800, 0xfff].map(|offset| module.address(offset)),
+            [0x20_1000, 0x20_17ff, 0x1800, 0xfff]
+        );
+    }
+
+    #[test]
+    fn a_path_means_one_build() {
+        let module = |build_id: Option<&str>| Module {
+            path: "/lib/libfoo.so".to_owned(),
+            build_id: build_id.map(str::to_owned),
+            segments: Vec::new(),
+        };
+        let mut builds = Builds::default();
+        let (one, two, none) = (module(Some("ab")), module(Some("cd")), module(None));
+        for (module, file, is_new) in [
+            (&one, "/lib/libfoo.so", true),
+            (&one, "/lib/libfoo.so", false),
+            (&two, "/lib/libfoo.so (build id cd)", true),
+            (&none, "/lib/libfoo.so (build id none)", true),
+            (&two, "/lib/libfoo.so (build id cd)", false),
+            (&one, "/lib/libfoo.so", false),
+        ] {
+            assert_eq!(builds.file(module), (Cow::Borrowed(file), is_new));
+        }
+    }
+
+    #[test]
+    fn this_programs_own_file_says_what_it_is() {
+        let own = std::fs::read(std::env::current_exe().expect("our file")).expect("it can be read");
+        let (build_id, segments) = elf(&*own).expect("it is ELF");
+        let expected = object::Object::build_id(&object::File::parse(&*own).expect("it is ELF")).expect("notes");
+        let hex = |bytes: &[u8]| bytes.iter().map(|byte| format!("{byte:02x}")).collect::<String>();
+        assert_eq!(build_id, expected.map(hex));
+        assert!(!segments.is_empty());
+        for cut in (0..own.len().min(8192)).step_by(61) {
+            // Whatever it says, it says something.
+            let _ = elf(&own[..cut]);
+        }
     }
 }

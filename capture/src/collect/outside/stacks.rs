@@ -3,13 +3,14 @@
 //! A stack's body comes once, before the first call that has it, and after the code objects in it. Frames are named at once,
 //! while their code objects are what they were.
 
-use ktape_ebpf::python::{CodeBody, End, Layout, Memory as _, RawFrame, raw_kind};
-use ktape_ebpf::wire::{CodeRecord, NativeBody, Plain as _, StackBody, TaskBody, TextPiece, text};
+use ktape_ebpf::python::{CodeBody, End, Interpreter, Layout, Memory as _, RawFrame, raw_kind};
+use ktape_ebpf::wire::{CodeRecord, NativeBody, Plain as _, StackBody, TaskBody, TextPiece, relation, text};
 use ktape_format::Sink;
-use ktape_format::definition::{Frame, Stack, frame_kind};
+use ktape_format::definition::{Frame, Stack, frame_kind, property};
+use ktape_format::table::DefinitionKind;
 use rustc_hash::FxHashMap;
 
-use super::native::Natives;
+use super::native::{Builds, Natives, Place};
 use crate::python::code::{Code, LongTexts, task_name};
 use crate::python::frames::{Codes, Named};
 use crate::python::memory::ProcessMemory;
@@ -23,13 +24,20 @@ pub(super) struct Stacks {
     epoch: u64,
     swept_epoch: u64,
     codes: Codes,
+    /// In which rotation a code object came last.
+    code_rotations: FxHashMap<u64, u32>,
+    /// The latest rotation, and that at the last sweep.
+    rotation: u32,
+    swept_rotation: u32,
     /// Texts that are on their way in pieces: of which code object, by the thread that sends them and what they are.
     pieces: FxHashMap<(u32, u32), (u64, Vec<u8>)>,
-    /// Names of tasks, by their hash.
-    tasks: FxHashMap<u64, String>,
+    /// Names of tasks and their rotation, by their hash.
+    tasks: FxHashMap<u64, (String, u32)>,
+    /// How many there were, each time that it was new.
+    named_tasks: usize,
     natives: Natives,
-    /// The native frames of the stack whose body comes next, by its hash.
-    native: Option<(u64, Vec<u64>)>,
+    /// The native frames of the stack whose body a thread sends next, and its hash, by the thread.
+    native: FxHashMap<u32, (u64, Vec<u64>)>,
 }
 
 /// A stack whose body came.
@@ -38,8 +46,25 @@ struct Known {
     epoch: u64,
 }
 
-/// Between the frames of a thread that waits and those of one without Python that it waits for.
-const AWAITED: &str = "[awaited thread without Python]";
+/// What came of a stack's body.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Added {
+    /// Frames without a name.
+    pub(super) unknown_frames: u64,
+    /// Whether it is not the whole stack.
+    pub(super) is_incomplete: bool,
+}
+
+/// Tasks of a process that are named. One that gives each a name of its own has a stack of its own for each, too.
+const MOST_TASKS: usize = 1000;
+
+/// What stands between the frames of a thread that waits and those of one without Python.
+fn mark_of(of: u32) -> &'static str {
+    match of {
+        relation::STARTER => "[thread without Python, started by this one, which waits]",
+        _ => "[thread without Python; this one, which waits, called the driver last]",
+    }
+}
 
 /// A record that is too long to be copied about, and consists of integers.
 ///
@@ -69,16 +94,26 @@ impl Stacks {
             epoch: 0,
             swept_epoch: 0,
             codes: Codes::default(),
+            code_rotations: FxHashMap::default(),
+            rotation: 0,
+            swept_rotation: 0,
             pieces: FxHashMap::default(),
             tasks: FxHashMap::default(),
+            named_tasks: 0,
             natives: Natives::new(pid),
-            native: None,
+            native: FxHashMap::default(),
         }
     }
 
     /// Learns which Python it is. Without that there are no code objects and no Python frames.
-    pub(super) fn set_layout(&mut self, layout: Layout) {
-        self.layout = Some(layout);
+    pub(super) fn set_interpreter(&mut self, interpreter: &Interpreter) {
+        self.layout = Some(interpreter.layout);
+        self.natives.set_interpreter(interpreter.runtime);
+    }
+
+    /// Learns that the process has mapped or unmapped a library.
+    pub(super) fn libraries_changed(&mut self) {
+        self.natives.read_mappings();
     }
 
     /// Whether it is known which Python it is.
@@ -91,13 +126,26 @@ impl Stacks {
         self.by_hash.get(&hash).map(|known| known.id)
     }
 
-    /// Forgets the stacks that were of an earlier epoch at the last sweep already: no call has them any more, if sweeps are so
-    /// far apart that a call that was on its way at the one has come before the other.
+    /// Forgets the stacks that were of an earlier epoch at the last sweep already, and what was of an earlier rotation: no call
+    /// has them any more, if sweeps are so far apart that a call that was on its way at the one has come before the other.
     pub(super) fn sweep(&mut self) {
         if self.epoch != self.swept_epoch {
             self.by_hash.retain(|_, known| known.epoch >= self.swept_epoch);
             self.swept_epoch = self.epoch;
         }
+        if self.rotation != self.swept_rotation {
+            let since = self.swept_rotation;
+            self.code_rotations.retain(|_, rotation| *rotation >= since);
+            self.codes.retain(|code| self.code_rotations.contains_key(&code));
+            self.tasks.retain(|_, (_, rotation)| *rotation >= since);
+            self.swept_rotation = self.rotation;
+        }
+    }
+
+    /// Forgets what a thread that has ended had on its way.
+    pub(super) fn end_thread(&mut self, tid: u32) {
+        self.native.remove(&tid);
+        self.pieces.retain(|(of, _), _| *of != tid);
     }
 
     /// Takes a piece of a text of the code object that comes next.
@@ -123,40 +171,50 @@ impl Stacks {
 
     /// Takes a code object. What did not fit into the record is read from the process, if that is still there. If it is the
     /// one that runs asyncio's tasks, returns the type of strings.
-    pub(super) fn add_code(&mut self, tid: u32, body: &CodeBody) -> Option<u64> {
+    pub(super) fn add_code(&mut self, tid: u32, rotation: u32, body: &CodeBody) -> Option<u64> {
         let long = if self.pieces.is_empty() { LongTexts::default() } else { self.take_texts(tid, body.code) };
         let layout = self.layout.as_ref()?;
         let memory = ProcessMemory::open(self.pid).ok();
         let code = Code::new(body, &long, layout, memory.as_ref());
         let runs_tasks = matches!(&*code.name, "Handle._run" | "_run") && code.file.ends_with("asyncio/events.py");
         self.codes.insert(body.code, code);
+        self.rotation = self.rotation.max(rotation);
+        self.code_rotations.insert(body.code, rotation);
         let memory = memory.filter(|_| runs_tasks)?;
         let name = memory.word(body.code.wrapping_add(layout.code_name.into()))?;
         memory.word(name.wrapping_add(layout.type_offset()))
     }
 
-    /// Takes the name of a task.
-    pub(super) fn add_task(&mut self, body: &TaskBody) {
-        self.tasks.insert(body.hash, task_name(&body.name));
+    /// Takes the name of a task. True if no more of them should come.
+    pub(super) fn add_task(&mut self, body: &TaskBody) -> bool {
+        let known = self.tasks.insert(body.hash, (task_name(&body.name), body.rotation));
+        self.named_tasks += usize::from(known.is_none());
+        self.named_tasks == MOST_TASKS
     }
 
     /// Takes the native frames of a stack whose body comes next.
     pub(super) fn add_native(&mut self, body: &NativeBody, addresses: &[u8]) {
         let words = addresses.as_chunks().0.iter().take(body.depth as usize);
-        self.native = Some((body.stack, words.map(|&word| u64::from_ne_bytes(word)).collect()));
+        self.native.insert(body.pid_tid as u32, (body.stack, words.map(|&word| u64::from_ne_bytes(word)).collect()));
     }
 
-    /// Takes a stack's body. Returns how many of its frames have no name.
-    pub(super) fn add<S: Sink>(&mut self, body: &StackBody, frames: &[u8], sink: &mut S) -> Result<u64, S::Error> {
+    /// Takes a stack's body.
+    pub(super) fn add<S: Sink>(
+        &mut self,
+        body: &StackBody,
+        frames: &[u8],
+        builds: &mut Builds,
+        sink: &mut S,
+    ) -> Result<Added, S::Error> {
         let frames = frames.chunks_exact(size_of::<RawFrame>()).take(body.depth as usize);
-        let mut unknown = 0;
+        let mut added = Added { unknown_frames: 0, is_incomplete: body.end != End::Outermost as u32 };
         let mut stack = Growing { id: 0, sink };
         if let Some(why) = incomplete(body.end) {
             stack.mark(why)?;
         }
         for frame in frames.rev().filter_map(RawFrame::read) {
             if frame.kind == raw_kind::TASK {
-                let name = self.tasks.get(&frame.code).map_or("[unknown]", String::as_str);
+                let name = self.tasks.get(&frame.code).map_or("[unknown]", |(name, _)| name);
                 stack.push(frame_kind::RANGE, &format!("task {name}"), "", 0, 0)?;
                 continue;
             }
@@ -168,22 +226,31 @@ impl Stacks {
                     stack.push(frame_kind::PYTHON, &shown.code.name, &shown.code.file, first_line, line)?;
                 }
                 Named::Unknown => {
-                    unknown += 1;
+                    added.unknown_frames += 1;
                     stack.push(frame_kind::PYTHON, &format!("unknown code @{:#x}", frame.code), "", 0, 0)?;
                 }
             }
         }
-        if body.awaited_by != 0 {
-            stack.mark(AWAITED)?;
+        if body.relation != relation::SAME {
+            stack.mark(mark_of(body.relation))?;
         }
-        let native = self.native.take().filter(|(hash, _)| *hash == body.stack);
-        for &address in native.unwrap_or_default().1.iter().rev() {
-            let place = self.natives.place(address);
-            stack.push(frame_kind::NATIVE, &place.name, &place.file, 0, 0)?;
+        if body.native != 0 {
+            let native = self.native.remove(&(body.pid_tid as u32)).filter(|(hash, _)| *hash == body.stack);
+            let (_, addresses) = native.unwrap_or_default();
+            // Below the thread's own Python frames stands what the innermost of them called.
+            let is_below_python = body.depth > 0 && body.relation == relation::SAME;
+            let native = self.natives.frames(&addresses, is_below_python);
+            if let Some(why) = incomplete(native.end as u32) {
+                added.is_incomplete = true;
+                stack.mark(why)?;
+            }
+            for place in native.places.iter().rev() {
+                stack.push_native(place, builds)?;
+            }
         }
         self.epoch = self.epoch.max(body.epoch);
         self.by_hash.insert(body.stack, Known { id: stack.id, epoch: body.epoch });
-        Ok(unknown)
+        Ok(added)
     }
 }
 
@@ -202,12 +269,24 @@ impl<S: Sink> Growing<'_, S> {
         Ok(())
     }
 
+    /// A native frame, and once for each file which build of it it is.
+    fn push_native(&mut self, place: &Place, builds: &mut Builds) -> Result<(), S::Error> {
+        let Place { name, module } = place;
+        let Some(module) = module else { return self.push(frame_kind::NATIVE, name, "", 0, 0) };
+        let (file, is_new) = builds.file(module);
+        if let Some(build_id) = module.build_id.as_deref().filter(|_| is_new) {
+            let file = self.sink.string(&file)?;
+            self.sink.property(DefinitionKind::String as u16, file, property::BUILD_ID, build_id)?;
+        }
+        self.push(frame_kind::NATIVE, name, &file, 0, 0)
+    }
+
     fn mark(&mut self, what: &str) -> Result<(), S::Error> {
         self.push(frame_kind::UNKNOWN, what, "", 0, 0)
     }
 }
 
-/// What stands at the root of a stack that is not whole.
+/// What stands at the root of a stack, or of its native frames, that is not whole.
 fn incomplete(end: u32) -> Option<&'static str> {
     match end {
         end if end == End::Outermost as u32 => None,
