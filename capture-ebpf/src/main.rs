@@ -24,8 +24,8 @@ use aya_ebpf::helpers::{bpf_get_current_pid_tgid, bpf_ktime_get_ns, bpf_probe_re
 use aya_ebpf::macros::{raw_tracepoint, uprobe, uretprobe};
 use aya_ebpf::programs::{ProbeContext, RawTracePointContext, RetProbeContext};
 use ktape_ebpf::wire::{
-    Call, Lifecycle, MEMORY_BYTES, MemoryCall, NAME_BYTES, NamedCall, Plan, Return, STACK_WORDS, StackCall, Target,
-    Walked, kind, life, unsaid,
+    Call, LIST_BYTES, LISTS_BYTES, Lifecycle, ListsCall, MEMORY_BYTES, MemoryCall, NAME_BYTES, NamedCall, Plan, Return,
+    STACK_WORDS, StackCall, Target, Walked, kind, life, unsaid,
 };
 
 use crate::maps::{
@@ -75,6 +75,7 @@ fn entered(ctx: &ProbeContext) -> Option<u32> {
         kind::CALL => send(&call),
         kind::STACK_CALL => send_stack_call(call, regs),
         kind::MEMORY_CALL => send_memory_call(call, plan),
+        kind::LISTS_CALL => send_lists_call(call, plan),
         _ => send_named_call(call, plan),
     };
     if !sent {
@@ -116,6 +117,32 @@ fn send_memory_call(call: Call, plan: &Plan) -> bool {
 }
 
 #[inline(always)]
+fn send_lists_call(call: Call, plan: &Plan) -> bool {
+    maps::with_room(|record: *mut ListsCall| {
+        let share = if plan.lists == 1 { LISTS_BYTES } else { LIST_BYTES } as u64;
+        // A count from outside: nothing above the share matters, and the product stays small.
+        let bytes = argument(&call, plan.count).min(LISTS_BYTES as u64) * u64::from(plan.bytes & 0xff);
+        let bytes = bytes.min(share) as u32;
+        // SAFETY: as above.
+        unsafe {
+            (&raw mut (*record).call).write(call);
+            let words = (&raw mut (*record).words).cast();
+            bpf_probe_read_user(words, (STACK_WORDS * 8) as u32, (call.stack_pointer + 8) as *const _);
+            let memory = (&raw mut (*record).memory).cast::<u8>();
+            let mut failed = bpf_probe_read_user(memory.cast(), bytes, argument(&call, plan.pointer) as *const _) != 0;
+            if plan.lists != 1 {
+                let bytes = bytes.min(LIST_BYTES as u32);
+                let (second, third) = (argument(&call, plan.pointer + 1), argument(&call, plan.pointer + 2));
+                failed |= bpf_probe_read_user(memory.add(LIST_BYTES).cast(), bytes, second as *const _) != 0;
+                failed |= bpf_probe_read_user(memory.add(2 * LIST_BYTES).cast(), bytes, third as *const _) != 0;
+            }
+            (&raw mut (*record).bytes).write(if failed { 0 } else { u64::from(bytes) });
+        }
+        false
+    })
+}
+
+#[inline(always)]
 fn send_named_call(call: Call, plan: &Plan) -> bool {
     maps::with_room(|record: *mut NamedCall| {
         // SAFETY: as above.
@@ -130,17 +157,12 @@ fn send_named_call(call: Call, plan: &Plan) -> bool {
     })
 }
 
-/// One of the first six arguments. Of the record, as the verifier wants the context read at places that it knows.
+/// One of the first six arguments. Of the record, as the verifier wants the context read at places that it knows; by an index
+/// that is masked, as it does not see through the comparisons that the compiler makes of a `match`.
 #[inline(always)]
 fn argument(call: &Call, index: u32) -> u64 {
-    match index {
-        0 => call.registers[0],
-        1 => call.registers[1],
-        2 => call.registers[2],
-        3 => call.registers[3],
-        4 => call.registers[4],
-        _ => call.registers[5],
-    }
+    let [a, b, c, d, e, f] = call.registers;
+    [a, b, c, d, e, f, 0, 0][index as usize & 7]
 }
 
 /// When a function returned.

@@ -19,6 +19,10 @@ pub const STACK_WORDS: usize = 5;
 /// The most bytes that a call's record keeps of memory that an argument points to: a `CUDA_MEMCPY3D_PEER` has 200,
 /// four elements of `CUDA_LAUNCH_PARAMS` take 224.
 pub const MEMORY_BYTES: usize = 224;
+/// The most bytes that a call's record keeps of lists that arguments point to, all together.
+pub const LISTS_BYTES: usize = 3072;
+/// Of each, where there are three.
+pub const LIST_BYTES: usize = LISTS_BYTES / 3;
 /// The longest string that a record keeps, with its end; what is longer is read by user space.
 pub const NAME_BYTES: usize = 4096;
 
@@ -51,20 +55,27 @@ pub mod kind {
     pub const TEXT_PIECE: u32 = 11;
     /// [`super::Sample`]
     pub const SAMPLE: u32 = 12;
+    /// [`super::ListsCall`]
+    pub const LISTS_CALL: u32 = 16;
 }
 
 /// What is to be kept of a function's calls. All zero for a function that has no probe.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Plan {
-    /// The record that a call makes: `kind::CALL`, `STACK_CALL`, `MEMORY_CALL` or `NAMED_CALL`.
+    /// The record that a call makes: `kind::CALL`, `STACK_CALL`, `MEMORY_CALL`, `NAMED_CALL` or `LISTS_CALL`.
     pub record: u32,
     /// Whether the Python stack is wanted.
     pub stack: u32,
-    /// For a [`MemoryCall`] the argument (from 0) that points to the memory, for a [`NamedCall`] to the string.
+    /// For a [`MemoryCall`] the argument (from 0) that points to the memory, for a [`NamedCall`] to the string, for a
+    /// [`ListsCall`] to the first list.
     pub pointer: u32,
-    /// How many bytes of it, at most [`MEMORY_BYTES`].
+    /// How many bytes of it, at most [`MEMORY_BYTES`]; of a list, how many an element has.
     pub bytes: u32,
+    /// For a [`ListsCall`] how many lists: 1, or 3, which the arguments one behind the other point to.
+    pub lists: u32,
+    /// And the argument that says how many elements each has.
+    pub count: u32,
     /// One more than the arguments that point to what the call hands out, read when it returns; 0 for none.
     pub outs: [u32; 2],
 }
@@ -109,6 +120,20 @@ pub struct MemoryCall {
     pub bytes: u64,
     /// What the argument pointed to.
     pub memory: [u8; MEMORY_BYTES],
+}
+
+/// A call with lists that arguments point to, and with arguments on the stack.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ListsCall {
+    /// What every call has.
+    pub call: Call,
+    /// Arguments seven to eleven; zeros where they could not be read.
+    pub words: [u64; STACK_WORDS],
+    /// How many bytes there are of each list: no more than its share. 0 where one could not be read.
+    pub bytes: u64,
+    /// The lists, each at the beginning of its share.
+    pub memory: [u8; LISTS_BYTES],
 }
 
 /// A call with a string that an argument points to.
@@ -399,4 +424,4 @@ macro_rules! plain {
         unsafe impl Plain for $record {}
     )* };
 }
-plain!(Call, StackCall, MemoryCall, Return, StackBody, NativeBody, TaskBody, Lifecycle, Sample, RawFrame);
+plain!(Call, StackCall, MemoryCall, ListsCall, Return, StackBody, NativeBody, TaskBody, Lifecycle, Sample, RawFrame);

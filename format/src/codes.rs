@@ -99,8 +99,11 @@ pub mod allocator {
     pub const HOST: u8 = 6;
     /// Virtual memory management (`cuMemCreate`, `cuMemMap`).
     pub const VIRTUAL: u8 = 7;
+    /// The program's own memory, page-locked (`cuMemHostRegister`).
+    pub const REGISTERED: u8 = 8;
     /// The names, by number.
-    pub const NAMES: &[&str] = &["unknown", "driver", "pool", "caching", "pinned", "managed", "host", "virtual"];
+    pub const NAMES: &[&str] =
+        &["unknown", "driver", "pool", "caching", "pinned", "managed", "host", "virtual", "registered"];
 }
 
 /// Whether a range's row is the whole of it.
@@ -207,6 +210,8 @@ pub mod api_domain {
     pub const DRIVER: u8 = 1;
     /// The CUDA runtime API (`cuda…`), or HIP's.
     pub const RUNTIME: u8 = 2;
+    /// NCCL, which runs collectives (`nccl…`).
+    pub const NCCL: u8 = 3;
     /// The names, by number.
-    pub const NAMES: &[&str] = &["unknown", "driver", "runtime"];
+    pub const NAMES: &[&str] = &["unknown", "driver", "runtime", "nccl"];
 }

@@ -235,4 +235,4 @@ fn take(ebpf: &mut Ebpf, name: &'static str) -> Result<aya::maps::Map, KernelErr
     ebpf.take_map(name).ok_or(KernelError::Missing(name))
 }
 
-const _: () = assert!(size_of::<Plan>() == 24);
+const _: () = assert!(size_of::<Plan>() == 32);

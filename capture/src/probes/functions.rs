@@ -5,10 +5,14 @@
 //! orders are those of `cuda.h`, sizes of structures too.
 //!
 //! Work enters at the driver: the runtime library resolves the driver's exported functions and calls them, so a launch
-//! is seen once, here, whoever made it. The runtime's own launch is looked at only for the name of its kernel.
+//! is seen once, here, whoever made it. The runtime's own launch is looked at only for the name of its kernel. NCCL's
+//! functions (`collectives.rs`) say what some of those launches are for. What is not here is left out on purpose, and
+//! `tests/cli/left_out.txt` says why.
 
 use ktape_ebpf::wire::{self, Plan};
 use ktape_format::event::{allocator, copy_kind, sync_kind};
+
+use super::collectives::COLLECTIVES;
 
 /// Position of an argument, from 0. Six and more are on the stack.
 pub type Argument = u8;
@@ -41,26 +45,48 @@ pub enum Meaning {
     GraphInstantiate,
     /// Launches a graph: executable graph, stream.
     GraphLaunch,
-    /// Queues a host function into a stream.
-    HostFunction,
+    /// Launches a kernel as before CUDA 4: function; grid, if it is said; stream.
+    LaunchGrid { has_grid: bool, stream: Option<Argument> },
+    /// Says the block of such launches: function, block.
+    BlockShape,
+    /// Says the shared memory of such launches: function, bytes.
+    SharedSize,
+    /// Queues what is neither kernel, copy nor memset into a stream, and returns at once: a host function, a wait for a value.
+    Queued { stream: Argument },
+    /// Any other call whose time counts, on the tape as that.
+    Other { stream: Option<Argument> },
     /// Copies bytes: the target comes first.
     Copy { kind: u8, from: Argument, bytes: Argument, stream: Option<Argument> },
     /// Copies bytes between devices: target, its context, source, its context, bytes.
     CopyPeer { stream: Option<Argument> },
     /// Copies what a structure in the first argument describes.
     CopyShape { shape: CopyShape, stream: Option<Argument> },
+    /// Copies many things: lists of targets, sources and bytes, and how many.
+    CopyBatch { stream: Argument },
+    /// Copies many things: how many, and a list of `CUDA_MEMCPY3D_BATCH_OP`.
+    CopyShapes { stream: Argument },
     /// Sets elements of some bytes to a value.
     Set { value: Argument, count: Argument, rows: Option<Argument>, element_bytes: u8, stream: Option<Argument> },
     /// Waits for device work.
     Wait { kind: u8, object: Option<Argument> },
-    /// Records an event: event, stream.
-    EventRecord,
-    /// Makes a stream wait: stream, event.
-    EventWait,
+    /// Records an event into a stream, or all of a context.
+    EventRecord { event: Argument, stream: Option<Argument> },
+    /// Makes a stream wait, or all of a context, for the event in the second argument.
+    EventWait { stream: Option<Argument> },
     /// Hands out memory through its first argument.
     Alloc { allocator: u8, bytes: Argument, stream: Option<Argument> },
     /// Hands out memory in rows: address, pitch, width, rows.
     AllocPitch,
+    /// Locks memory of the program's own: address, bytes.
+    Register,
+    /// Hands out addresses without memory through its first argument: bytes.
+    Reserve,
+    /// Puts memory behind addresses: address, bytes.
+    Map,
+    /// Takes it from there: address, bytes.
+    Unmap,
+    /// Does something else to addresses: address, bytes.
+    Range,
     /// Takes memory back.
     Free { allocator: u8, stream: Option<Argument> },
     /// Hands out a kernel of a module or library by name: handle, module, name.
@@ -81,10 +107,33 @@ pub enum Meaning {
     ContextPop,
     /// Makes a context on a device, and the thread's.
     ContextCreate { device: Argument },
-    /// Hands out the primary context of a device.
-    ContextPrimary,
-    /// Makes a stream: handle, flags, priority.
-    StreamCreate { priority: Option<Argument> },
+    /// Hands out a context of a device, and makes it nobody's.
+    ContextOn { device: Argument },
+    /// Hands out the context of another handle: context, handle.
+    ContextOf,
+    /// Ends a context.
+    ContextDestroy,
+    /// Makes a stream.
+    StreamCreate { flags: Argument, priority: Option<Argument> },
+    /// A collective, or one side of a transfer between ranks.
+    Collective(Collective),
+    /// Makes a communicator through its first argument.
+    Communicator { ranks: Argument, rank: Option<Argument> },
+    /// Ends the communicator in the first argument.
+    CommunicatorEnd,
+}
+
+/// Where a collective says what it does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Collective {
+    /// How many elements.
+    pub count: Argument,
+    /// The reduction, where there is one. What the elements are stands before it, and always behind their number.
+    pub reduction: Option<Argument>,
+    /// The other rank: a root, or the peer.
+    pub rank: Option<Argument>,
+    /// The communicator; the stream is behind it.
+    pub communicator: Argument,
 }
 
 /// Which of the driver's objects a kernel's handle stands for.
@@ -105,6 +154,8 @@ pub enum CopyShape {
     Volume,
     /// `CUDA_MEMCPY3D_PEER`
     PeerVolume,
+    /// `CUDA_MEMCPY3D_BATCH_OP`
+    Operands,
 }
 
 impl CopyShape {
@@ -113,6 +164,7 @@ impl CopyShape {
         match self {
             CopyShape::Rows => 128,
             CopyShape::Volume | CopyShape::PeerVolume => 200,
+            CopyShape::Operands => 112,
         }
     }
 }
@@ -147,13 +199,47 @@ const fn alloc(allocator: u8, stream: Option<Argument>) -> Meaning {
     Meaning::Alloc { allocator, bytes: 1, stream }
 }
 
-/// All functions.
+/// Any other call, with a stream or without.
+const OTHER: Meaning = Meaning::Other { stream: None };
+
+const fn other(stream: Argument) -> Meaning {
+    Meaning::Other { stream: Some(stream) }
+}
+
+const fn queued(stream: Argument) -> Meaning {
+    Meaning::Queued { stream }
+}
+
+const fn free(allocator: u8) -> Meaning {
+    Meaning::Free { allocator, stream: None }
+}
+
+/// All functions of the driver, and what of the runtime says names.
 pub const FUNCTIONS: &[Function] = &[
     f("cuLaunchKernel", PTSZ, Meaning::Launch),
     f("cuLaunchKernelEx", PTSZ, Meaning::LaunchConfig),
     f("cuLaunchCooperativeKernel", PTSZ, Meaning::Launch),
     f("cuLaunchCooperativeKernelMultiDevice", "", Meaning::LaunchMulti),
-    f("cuLaunchHostFunc", PTSZ, Meaning::HostFunction),
+    f("cuLaunch", "", Meaning::LaunchGrid { has_grid: false, stream: None }),
+    f("cuLaunchGrid", "", Meaning::LaunchGrid { has_grid: true, stream: None }),
+    f("cuLaunchGridAsync", "", Meaning::LaunchGrid { has_grid: true, stream: Some(3) }),
+    f("cuFuncSetBlockShape", "", Meaning::BlockShape),
+    f("cuFuncSetSharedSize", "", Meaning::SharedSize),
+    f("cuLaunchHostFunc", PTSZ, queued(0)),
+    f("cuLaunchHostFunc_v2", PTSZ, queued(0)),
+    f("cuStreamAddCallback", PTSZ, queued(0)),
+    f("cuStreamWaitValue32", PTSZ, queued(0)),
+    f("cuStreamWaitValue32_v2", PTSZ, queued(0)),
+    f("cuStreamWaitValue64", PTSZ, queued(0)),
+    f("cuStreamWaitValue64_v2", PTSZ, queued(0)),
+    f("cuStreamWriteValue32", PTSZ, queued(0)),
+    f("cuStreamWriteValue32_v2", PTSZ, queued(0)),
+    f("cuStreamWriteValue64", PTSZ, queued(0)),
+    f("cuStreamWriteValue64_v2", PTSZ, queued(0)),
+    f("cuStreamBatchMemOp", PTSZ, queued(0)),
+    f("cuStreamBatchMemOp_v2", PTSZ, queued(0)),
+    f("cuSignalExternalSemaphoresAsync", PTSZ, queued(3)),
+    f("cuWaitExternalSemaphoresAsync", PTSZ, queued(3)),
     f("cuGraphInstantiate", "", Meaning::GraphInstantiate),
     f("cuGraphInstantiate_v2", "", Meaning::GraphInstantiate),
     f("cuGraphInstantiateWithFlags", "", Meaning::GraphInstantiate),
@@ -183,6 +269,21 @@ pub const FUNCTIONS: &[Function] = &[
     f("cuMemcpy3DAsync_v2", PTSZ, Meaning::CopyShape { shape: CopyShape::Volume, stream: Some(1) }),
     f("cuMemcpy3DPeer", PTDS, Meaning::CopyShape { shape: CopyShape::PeerVolume, stream: None }),
     f("cuMemcpy3DPeerAsync", PTSZ, Meaning::CopyShape { shape: CopyShape::PeerVolume, stream: Some(1) }),
+    f("cuMemcpyWithAttributesAsync", PTSZ, copy(copy_kind::UNKNOWN, Some(4))),
+    f("cuMemcpy3DWithAttributesAsync", PTSZ, Meaning::CopyShape { shape: CopyShape::Operands, stream: Some(2) }),
+    f("cuMemcpyBatchAsync", PTSZ, Meaning::CopyBatch { stream: 8 }),
+    f("cuMemcpyBatchAsync_v2", PTSZ, Meaning::CopyBatch { stream: 7 }),
+    f("cuMemcpy3DBatchAsync", PTSZ, Meaning::CopyShapes { stream: 4 }),
+    f("cuMemcpy3DBatchAsync_v2", PTSZ, Meaning::CopyShapes { stream: 3 }),
+    f("cuFabricCpyBatchAsync", PTSZ, other(3)),
+    f("cuMemPrefetchAsync", PTSZ, other(3)),
+    f("cuMemPrefetchAsync_v2", PTSZ, other(4)),
+    f("cuMemPrefetchBatchAsync", PTSZ, other(7)),
+    f("cuMemDiscardBatchAsync", PTSZ, other(4)),
+    f("cuMemDiscardAndPrefetchBatchAsync", PTSZ, other(7)),
+    f("cuMemBatchDecompressAsync", PTSZ, other(4)),
+    f("cuMemMapArrayAsync", PTSZ, other(2)),
+    f("cuStreamAttachMemAsync", PTSZ, other(0)),
     f("cuMemsetD8_v2", PTDS, set(1, None)),
     f("cuMemsetD16_v2", PTDS, set(2, None)),
     f("cuMemsetD32_v2", PTDS, set(4, None)),
@@ -199,9 +300,14 @@ pub const FUNCTIONS: &[Function] = &[
     f("cuEventSynchronize", "", Meaning::Wait { kind: sync_kind::EVENT, object: Some(0) }),
     f("cuCtxSynchronize", "", Meaning::Wait { kind: sync_kind::CONTEXT, object: None }),
     f("cuCtxSynchronize_v2", "", Meaning::Wait { kind: sync_kind::CONTEXT, object: None }),
-    f("cuEventRecord", PTSZ, Meaning::EventRecord),
-    f("cuEventRecordWithFlags", PTSZ, Meaning::EventRecord),
-    f("cuStreamWaitEvent", PTSZ, Meaning::EventWait),
+    f("cuFlushGPUDirectRDMAWrites", "", OTHER),
+    f("cuEventRecord", PTSZ, Meaning::EventRecord { event: 0, stream: Some(1) }),
+    f("cuEventRecordWithFlags", PTSZ, Meaning::EventRecord { event: 0, stream: Some(1) }),
+    f("cuCtxRecordEvent", "", Meaning::EventRecord { event: 1, stream: None }),
+    f("cuGreenCtxRecordEvent", "", Meaning::EventRecord { event: 1, stream: None }),
+    f("cuStreamWaitEvent", PTSZ, Meaning::EventWait { stream: Some(0) }),
+    f("cuCtxWaitEvent", "", Meaning::EventWait { stream: None }),
+    f("cuGreenCtxWaitEvent", "", Meaning::EventWait { stream: None }),
     f("cuMemAlloc_v2", "", alloc(allocator::DRIVER, None)),
     f("cuMemAllocPitch_v2", "", Meaning::AllocPitch),
     f("cuMemAllocManaged", "", alloc(allocator::MANAGED, None)),
@@ -210,22 +316,127 @@ pub const FUNCTIONS: &[Function] = &[
     f("cuMemAllocHost_v2", "", alloc(allocator::PINNED, None)),
     f("cuMemHostAlloc", "", alloc(allocator::PINNED, None)),
     f("cuMemCreate", "", alloc(allocator::VIRTUAL, None)),
-    f("cuMemFree_v2", "", Meaning::Free { allocator: allocator::DRIVER, stream: None }),
+    f("cuMemHostRegister", "", Meaning::Register),
+    f("cuMemHostRegister_v2", "", Meaning::Register),
+    f("cuMemFree_v2", "", free(allocator::DRIVER)),
     f("cuMemFreeAsync", PTSZ, Meaning::Free { allocator: allocator::POOL, stream: Some(1) }),
-    f("cuMemFreeHost", "", Meaning::Free { allocator: allocator::PINNED, stream: None }),
-    f("cuMemRelease", "", Meaning::Free { allocator: allocator::VIRTUAL, stream: None }),
+    f("cuMemFreeHost", "", free(allocator::PINNED)),
+    f("cuMemHostUnregister", "", free(allocator::REGISTERED)),
+    f("cuMemRelease", "", free(allocator::VIRTUAL)),
+    f("cuMemAddressReserve", "", Meaning::Reserve),
+    f("cuMemAddressFree", "", Meaning::Range),
+    f("cuMemMap", "", Meaning::Map),
+    f("cuMemUnmap", "", Meaning::Unmap),
+    f("cuMemSetAccess", "", Meaning::Range),
+    f("cuMemImportFromShareableHandle", "", OTHER),
+    f("cuMemRetainAllocationHandle", "", OTHER),
+    f("cuMemPoolTrimTo", "", OTHER),
+    f("cuMemPoolImportPointer", "", OTHER),
+    f("cuDeviceGraphMemTrim", "", OTHER),
+    f("cuIpcOpenMemHandle", "", OTHER),
+    f("cuIpcOpenMemHandle_v2", "", OTHER),
+    f("cuIpcCloseMemHandle", "", OTHER),
+    f("cuMulticastCreate", "", OTHER),
+    f("cuMulticastAddDevice", "", OTHER),
+    f("cuMulticastBindMem", "", OTHER),
+    f("cuMulticastBindMem_v2", "", OTHER),
+    f("cuMulticastBindAddr", "", OTHER),
+    f("cuMulticastBindAddr_v2", "", OTHER),
+    f("cuMulticastUnbind", "", OTHER),
+    f("cuArrayCreate", "", OTHER),
+    f("cuArrayCreate_v2", "", OTHER),
+    f("cuArray3DCreate", "", OTHER),
+    f("cuArray3DCreate_v2", "", OTHER),
+    f("cuArrayDestroy", "", OTHER),
+    f("cuMipmappedArrayCreate", "", OTHER),
+    f("cuMipmappedArrayDestroy", "", OTHER),
+    // The first forms of what changed with 64-bit addresses in CUDA 3.2: their structures and addresses are others.
+    f("cuMemAlloc", "", OTHER),
+    f("cuMemAllocPitch", "", OTHER),
+    f("cuMemAllocHost", "", OTHER),
+    f("cuMemFree", "", OTHER),
+    f("cuMemcpyHtoD", "", OTHER),
+    f("cuMemcpyHtoDAsync", "", OTHER),
+    f("cuMemcpyDtoH", "", OTHER),
+    f("cuMemcpyDtoHAsync", "", OTHER),
+    f("cuMemcpyDtoD", "", OTHER),
+    f("cuMemcpyDtoDAsync", "", OTHER),
+    f("cuMemcpyHtoA", "", OTHER),
+    f("cuMemcpyHtoAAsync", "", OTHER),
+    f("cuMemcpyAtoH", "", OTHER),
+    f("cuMemcpyAtoHAsync", "", OTHER),
+    f("cuMemcpyDtoA", "", OTHER),
+    f("cuMemcpyAtoD", "", OTHER),
+    f("cuMemcpyAtoA", "", OTHER),
+    f("cuMemcpy2D", "", OTHER),
+    f("cuMemcpy2DUnaligned", "", OTHER),
+    f("cuMemcpy2DAsync", "", OTHER),
+    f("cuMemcpy3D", "", OTHER),
+    f("cuMemcpy3DAsync", "", OTHER),
+    f("cuMemsetD8", "", OTHER),
+    f("cuMemsetD16", "", OTHER),
+    f("cuMemsetD32", "", OTHER),
+    f("cuMemsetD2D8", "", OTHER),
+    f("cuMemsetD2D16", "", OTHER),
+    f("cuMemsetD2D32", "", OTHER),
+    f("cuInit", "", OTHER),
+    f("cuDevicePrimaryCtxRelease", "", OTHER),
+    f("cuDevicePrimaryCtxRelease_v2", "", OTHER),
+    f("cuDevicePrimaryCtxReset", "", OTHER),
+    f("cuDevicePrimaryCtxReset_v2", "", OTHER),
+    f("cuCtxEnablePeerAccess", "", OTHER),
+    f("cuCtxDisablePeerAccess", "", OTHER),
+    f("cuCheckpointProcessLock", "", OTHER),
+    f("cuCheckpointProcessCheckpoint", "", OTHER),
+    f("cuCheckpointProcessRestore", "", OTHER),
+    f("cuCheckpointProcessUnlock", "", OTHER),
+    f("cuProfilerStart", "", OTHER),
+    f("cuProfilerStop", "", OTHER),
+    f("cuModuleLoad", "", OTHER),
+    f("cuModuleLoadData", "", OTHER),
+    f("cuModuleLoadDataEx", "", OTHER),
+    f("cuModuleLoadFatBinary", "", OTHER),
+    f("cuModuleUnload", "", OTHER),
+    f("cuLibraryLoadData", "", OTHER),
+    f("cuLibraryLoadFromFile", "", OTHER),
+    f("cuLibraryUnload", "", OTHER),
+    f("cuFuncLoad", "", OTHER),
+    f("cuLinkAddData", "", OTHER),
+    f("cuLinkAddData_v2", "", OTHER),
+    f("cuLinkAddFile", "", OTHER),
+    f("cuLinkAddFile_v2", "", OTHER),
+    f("cuLinkComplete", "", OTHER),
+    f("cuStreamBeginCapture", PTSZ, other(0)),
+    f("cuStreamBeginCapture_v2", PTSZ, other(0)),
+    f("cuStreamBeginCaptureToGraph", PTSZ, other(0)),
+    f("cuStreamBeginCaptureToCig", PTSZ, other(0)),
+    f("cuStreamBeginRecaptureToGraph", PTSZ, other(0)),
+    f("cuStreamEndCapture", PTSZ, other(0)),
+    f("cuStreamEndCaptureToCig", PTSZ, other(0)),
+    f("cuGraphExecUpdate", "", OTHER),
+    f("cuGraphExecUpdate_v2", "", OTHER),
+    f("cuGraphExecDestroy", "", OTHER),
+    f("cuGraphUpload", PTSZ, other(1)),
     f("cuModuleGetFunction", "", Meaning::KernelByName(ObjectKind::Function)),
     f("cuLibraryGetKernel", "", Meaning::KernelByName(ObjectKind::Kernel)),
     f("cuKernelGetFunction", "", Meaning::FunctionOfKernel),
     f("cuCtxSetCurrent", "", Meaning::ContextSet),
+    f("cuCtxPushCurrent", "", Meaning::ContextPush),
     f("cuCtxPushCurrent_v2", "", Meaning::ContextPush),
+    f("cuCtxPopCurrent", "", Meaning::ContextPop),
     f("cuCtxPopCurrent_v2", "", Meaning::ContextPop),
+    f("cuCtxDestroy", "", Meaning::ContextDestroy),
+    f("cuCtxDestroy_v2", "", Meaning::ContextDestroy),
+    f("cuCtxCreate", "", Meaning::ContextCreate { device: 2 }),
     f("cuCtxCreate_v2", "", Meaning::ContextCreate { device: 2 }),
     f("cuCtxCreate_v3", "", Meaning::ContextCreate { device: 4 }),
     f("cuCtxCreate_v4", "", Meaning::ContextCreate { device: 3 }),
-    f("cuDevicePrimaryCtxRetain", "", Meaning::ContextPrimary),
-    f("cuStreamCreate", "", Meaning::StreamCreate { priority: None }),
-    f("cuStreamCreateWithPriority", "", Meaning::StreamCreate { priority: Some(2) }),
+    f("cuDevicePrimaryCtxRetain", "", Meaning::ContextOn { device: 1 }),
+    f("cuGreenCtxCreate", "", Meaning::ContextOn { device: 2 }),
+    f("cuCtxFromGreenCtx", "", Meaning::ContextOf),
+    f("cuStreamCreate", "", Meaning::StreamCreate { flags: 1, priority: None }),
+    f("cuStreamCreateWithPriority", "", Meaning::StreamCreate { flags: 1, priority: Some(2) }),
+    f("cuGreenCtxStreamCreate", "", Meaning::StreamCreate { flags: 2, priority: Some(3) }),
     f("cudaLaunchKernel", PTSZ, Meaning::RuntimeLaunch),
     f("__cudaRegisterFunction", "", Meaning::RegisterStub),
     f("__cudaGetKernel", "", Meaning::HandleOfStub),
@@ -246,7 +457,7 @@ pub struct Probed {
 /// indices.
 pub fn all() -> Vec<Probed> {
     let mut all = Vec::new();
-    for function in FUNCTIONS {
+    for function in FUNCTIONS.iter().chain(COLLECTIVES) {
         let mut push = |suffix: &str| {
             all.push(Probed {
                 symbol: format!("{}{suffix}", function.name),
@@ -271,10 +482,11 @@ impl Meaning {
             Meaning::Launch
             | Meaning::LaunchConfig
             | Meaning::LaunchMulti
-            | Meaning::EventRecord
-            | Meaning::EventWait
-            | Meaning::HostFunction => launch_durations,
-            Meaning::RegisterStub | Meaning::RuntimeLaunch => false,
+            | Meaning::LaunchGrid { .. }
+            | Meaning::EventRecord { .. }
+            | Meaning::EventWait { .. }
+            | Meaning::Queued { .. } => launch_durations,
+            Meaning::RegisterStub | Meaning::RuntimeLaunch | Meaning::BlockShape | Meaning::SharedSize => false,
             _ => true,
         }
     }
@@ -283,8 +495,7 @@ impl Meaning {
     pub fn is_event(self) -> bool {
         !matches!(
             self,
-            Meaning::GraphInstantiate
-                | Meaning::KernelByName(_)
+            Meaning::KernelByName(_)
                 | Meaning::FunctionOfKernel
                 | Meaning::RegisterStub
                 | Meaning::RuntimeLaunch
@@ -293,8 +504,12 @@ impl Meaning {
                 | Meaning::ContextPush
                 | Meaning::ContextPop
                 | Meaning::ContextCreate { .. }
-                | Meaning::ContextPrimary
+                | Meaning::ContextOn { .. }
+                | Meaning::ContextOf
+                | Meaning::ContextDestroy
                 | Meaning::StreamCreate { .. }
+                | Meaning::BlockShape
+                | Meaning::SharedSize
         )
     }
 
@@ -307,15 +522,27 @@ impl Meaning {
             Meaning::LaunchConfig => memory(LAUNCH_CONFIG_BYTES),
             Meaning::LaunchMulti => memory(wire::MEMORY_BYTES as u32 / LAUNCH_PARAMS_BYTES * LAUNCH_PARAMS_BYTES),
             Meaning::CopyShape { shape, .. } => memory(shape.bytes()),
+            Meaning::CopyBatch { .. } => Plan { record: wire::kind::LISTS_CALL, lists: 3, count: 3, bytes: 8, ..plan },
+            Meaning::CopyShapes { .. } => {
+                let bytes = CopyShape::Operands.bytes();
+                Plan { record: wire::kind::LISTS_CALL, pointer: 1, lists: 1, count: 0, bytes, ..plan }
+            }
+            // What is behind the sixth argument is on the stack.
+            Meaning::Other { stream: Some(6..) } | Meaning::Collective(Collective { communicator: 5.., .. }) => {
+                Plan { record: wire::kind::STACK_CALL, ..plan }
+            }
             Meaning::KernelByName(_) => Plan { record: wire::kind::NAMED_CALL, pointer: 2, outs: [1, 0], ..plan },
             Meaning::RegisterStub => Plan { record: wire::kind::NAMED_CALL, pointer: 2, ..plan },
             Meaning::GraphInstantiate
             | Meaning::Alloc { .. }
+            | Meaning::Reserve
+            | Meaning::Communicator { .. }
+            | Meaning::ContextOf
             | Meaning::FunctionOfKernel
             | Meaning::HandleOfStub
             | Meaning::ContextPop
             | Meaning::ContextCreate { .. }
-            | Meaning::ContextPrimary
+            | Meaning::ContextOn { .. }
             | Meaning::StreamCreate { .. } => Plan { outs: [1, 0], ..plan },
             // The pitch times the rows is what it takes.
             Meaning::AllocPitch => Plan { outs: [1, 2], ..plan },
@@ -339,6 +566,7 @@ mod tests {
         for probed in all {
             let plan = probed.meaning.plan();
             assert!(plan.bytes as usize <= wire::MEMORY_BYTES, "{}", probed.symbol);
+            assert!((plan.lists > 0) == (plan.record == wire::kind::LISTS_CALL), "{}", probed.symbol);
             assert!(plan.outs[0] == 0 || probed.meaning.wants_return(false), "{}", probed.symbol);
         }
     }

@@ -6,6 +6,7 @@
 use object::ReadRef;
 use serde::Serialize;
 
+pub mod collectives;
 pub mod execution;
 pub mod functions;
 pub mod library;

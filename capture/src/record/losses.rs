@@ -99,12 +99,14 @@ fn add(counts: &mut Vec<(u16, u64)>, table: u16, count: u64) {
 /// The table that a call's row goes into.
 fn table(meaning: Meaning) -> u16 {
     match meaning {
-        Meaning::Launch | Meaning::LaunchConfig | Meaning::LaunchMulti => event::Launch::KIND,
+        Meaning::Launch | Meaning::LaunchConfig | Meaning::LaunchMulti | Meaning::LaunchGrid { .. } => {
+            event::Launch::KIND
+        }
         Meaning::GraphLaunch => event::GraphLaunch::KIND,
         Meaning::Wait { .. } => event::Sync::KIND,
-        Meaning::EventRecord => event::EventRecord::KIND,
-        Meaning::EventWait => event::EventWait::KIND,
-        Meaning::Alloc { .. } | Meaning::AllocPitch => event::Alloc::KIND,
+        Meaning::EventRecord { .. } => event::EventRecord::KIND,
+        Meaning::EventWait { .. } => event::EventWait::KIND,
+        Meaning::Alloc { .. } | Meaning::AllocPitch | Meaning::Register => event::Alloc::KIND,
         Meaning::Free { .. } => event::Free::KIND,
         _ => event::Api::KIND,
     }

@@ -26,6 +26,8 @@ pub enum Kind {
     Driver,
     /// libcudart.
     Runtime,
+    /// libnccl, which runs collectives.
+    Collectives,
     /// A program with libcudart linked into it.
     StaticRuntime,
 }
@@ -88,9 +90,11 @@ pub fn kind_of(path: &Path) -> Option<Kind> {
         let rest = name.strip_prefix(base)?;
         let (mangled, version) = rest.split_once(".so")?;
         let is_version = version.is_empty() || version.starts_with('.');
-        (is_version && (mangled.is_empty() || mangled.starts_with('-'))).then_some(())
+        let is_hash = |text: &str| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_hexdigit());
+        (is_version && (mangled.is_empty() || mangled.strip_prefix('-').is_some_and(is_hash))).then_some(())
     };
-    is("libcuda").map(|()| Kind::Driver).or_else(|| is("libcudart").map(|()| Kind::Runtime))
+    let kinds = [("libcuda", Kind::Driver), ("libcudart", Kind::Runtime), ("libnccl", Kind::Collectives)];
+    kinds.into_iter().find_map(|(base, kind)| is(base).map(|()| kind))
 }
 
 /// Every copy that a process has mapped, each once. A copy that cannot be opened is an error: without it calls would be missed.
@@ -187,6 +191,8 @@ mod tests {
             ("libcuda.so.535.261.03", Some(Kind::Driver)),
             ("libcudart.so.12", Some(Kind::Runtime)),
             ("libcudart-d0da41ae.so.11.0", Some(Kind::Runtime)),
+            ("libnccl.so.2", Some(Kind::Collectives)),
+            ("libnccl-net.so", None),
             ("libcudadebugger.so.1", None),
             ("libcudart_static.a", None),
             ("libcuda.so.1.bak", Some(Kind::Driver)),

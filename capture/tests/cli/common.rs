@@ -21,11 +21,16 @@ pub(crate) fn json(output: &Output) -> serde_json::Value {
 
 /// A file that `fixtures/libcuda/setup.sh` fetched; says so and is `None` where it is absent.
 pub(crate) fn real(file: &str) -> Option<PathBuf> {
+    fetched("libcuda", file)
+}
+
+/// A file that the setup script of a folder of `fixtures` fetched, likewise.
+pub(crate) fn fetched(folder: &str, file: &str) -> Option<PathBuf> {
     let target = Path::new(env!("CARGO_TARGET_TMPDIR")).parent().expect("the target folder");
-    let path = target.join("libcuda").join(file);
+    let path = target.join(folder).join(file);
     let found = path.exists();
     if !found {
-        skipped(&format!("no target/libcuda/{file}: run fixtures/libcuda/setup.sh"));
+        skipped(&format!("no target/{folder}/{file}: run fixtures/{folder}/setup.sh"));
     }
     found.then_some(path)
 }

@@ -2,5 +2,6 @@
 
 mod common;
 mod doctor;
+mod entry_points;
 mod libraries;
 mod probes;

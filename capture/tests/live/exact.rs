@@ -14,7 +14,7 @@ use ktape_ebpf::python::MAX_FRAMES;
 use ktape_format::definition::{
     Context, Frame, Function, Graph, KernelName, Shape, Stack, Stream, Thread, frame_kind, property,
 };
-use ktape_format::event::copy_kind;
+use ktape_format::event::{Memcpy, copy_kind};
 use ktape_format::table::DefinitionKind;
 use ktape_format::{Definitions, Table as _, Tape, Wanted};
 use ktape_simcuda_truth::{CopyKind, Truth};
@@ -80,19 +80,38 @@ pub(crate) fn truth(truth: &Truth, compared: Compared) -> Threads {
         let Some(function) = probed.get(row.symbol) else { continue };
         let meaning = function.meaning;
         let has_end = meaning.wants_return(compared.launch_durations);
-        let is_launch = matches!(meaning, Meaning::Launch | Meaning::LaunchConfig | Meaning::LaunchMulti);
-        let own = |stream: u64| stream_on_tape(stream, function.per_thread_stream, row.thread);
-        let has_stream = !matches!(
+        let is_launch = matches!(
             meaning,
-            Meaning::HostFunction
-                | Meaning::Wait { .. }
-                | Meaning::Alloc { stream: None, .. }
-                | Meaning::AllocPitch
-                | Meaning::Free { stream: None, .. }
-        ) || matches!(meaning, Meaning::Wait { kind: ktape_format::event::sync_kind::STREAM, .. });
+            Meaning::Launch | Meaning::LaunchConfig | Meaning::LaunchMulti | Meaning::LaunchGrid { .. }
+        );
+        // What is neither done to a stream nor to memory, and what is done to memory.
+        let is_other = matches!(
+            meaning,
+            Meaning::Queued { .. } | Meaning::Other { .. } | Meaning::GraphInstantiate | Meaning::AllocPitch
+        );
+        let has_addresses =
+            matches!(meaning, Meaning::Register | Meaning::Reserve | Meaning::Map | Meaning::Unmap | Meaning::Range);
+        let is_memory =
+            has_addresses || matches!(meaning, Meaning::Alloc { .. } | Meaning::AllocPitch | Meaning::Free { .. });
+        let own = |stream: u64| stream_on_tape(stream, function.per_thread_stream, row.thread);
+        let stream = match meaning {
+            // Among the arguments, as the caller gave it.
+            Meaning::Queued { .. } | Meaning::Other { stream: Some(_) } => row.stream,
+            Meaning::EventRecord { stream: None, .. }
+            | Meaning::EventWait { stream: None }
+            | Meaning::Alloc { stream: None, .. }
+            | Meaning::Free { stream: None, .. } => 0,
+            Meaning::Wait { kind, .. } if kind != ktape_format::event::sync_kind::STREAM => 0,
+            _ if has_addresses || is_other => 0,
+            _ => own(row.stream),
+        };
         let copy = match meaning {
             Meaning::Copy { kind, .. } if kind != copy_kind::UNKNOWN => kind,
-            Meaning::Copy { .. } | Meaning::CopyPeer { .. } | Meaning::CopyShape { .. } => match row.copy {
+            Meaning::Copy { .. }
+            | Meaning::CopyPeer { .. }
+            | Meaning::CopyShape { .. }
+            | Meaning::CopyBatch { .. }
+            | Meaning::CopyShapes { .. } => match row.copy {
                 Some(CopyKind::HtoD) => copy_kind::HTOD,
                 Some(CopyKind::DtoH) => copy_kind::DTOH,
                 Some(CopyKind::DtoD) => copy_kind::DTOD,
@@ -105,18 +124,18 @@ pub(crate) fn truth(truth: &Truth, compared: Compared) -> Threads {
         let call = Call {
             function: names.get(row.symbol),
             kernel: names.get(if is_launch { row.kernel.unwrap_or("") } else { "" }),
-            stream: if has_stream { own(row.stream) } else { 0 },
+            stream,
             grid: row.grid,
             block: row.block,
             shared_bytes: row.shared_bytes,
-            bytes: if matches!(meaning, Meaning::Free { .. }) { 0 } else { row.bytes },
-            copy,
-            address: if matches!(meaning, Meaning::Alloc { .. } | Meaning::AllocPitch | Meaning::Free { .. }) {
-                row.destination
-            } else {
+            bytes: if matches!(meaning, Meaning::Free { .. }) || is_other && meaning != Meaning::AllocPitch {
                 0
+            } else {
+                row.bytes
             },
-            event: row.event,
+            copy,
+            address: if is_memory { row.destination } else { 0 },
+            event: if is_other { 0 } else { row.event },
             graph: if matches!(meaning, Meaning::GraphLaunch) { row.graph } else { 0 },
             result: if has_end { row.result.unwrap_or(0) as i32 } else { 0 },
             stack: row.stack.filter(|_| compared.stacks).map_or_else(Rc::default, |id| {
@@ -191,30 +210,32 @@ pub(crate) fn tape(path: &Path, pid: u32, compared: Compared) -> Threads {
         let call = Call { graph: graph.native, ..names.call(row.function, row.stream, row.result, row.stack) };
         add(row.thread, row.start_ns, row.duration_ns, true, call);
     }
-    let copies: FxHashMap<u64, _> = events.memcpy.rows().map(|row| (row.correlation, row)).collect();
+    let mut copies: FxHashMap<u64, Vec<Memcpy>> = FxHashMap::default();
+    for row in events.memcpy.rows() {
+        copies.entry(row.correlation).or_default().push(row);
+    }
     let sets: FxHashMap<u64, _> = events.memset.rows().map(|row| (row.correlation, row)).collect();
+    let probed = probed();
     for row in events.api.rows() {
         let mut call = names.call(row.function, 0, row.result, row.stack);
-        // What was asked of a copy or memset that the driver refused.
-        let refused: serde_json::Value = serde_json::from_str(names.definitions.string(row.args)).unwrap_or_default();
-        if row.result != 0
-            && let Some(bytes) = refused["bytes"].as_u64()
-        {
-            call.bytes = bytes;
-            let kind = copy_kind::NAMES.iter().position(|name| refused["copy_kind"] == *name);
-            call.copy = kind.unwrap_or_default() as u8;
-        }
-        if let Some(copy) = copies.get(&row.correlation) {
-            (call.stream, call.bytes, call.copy) = (names.stream(copy.stream), copy.bytes, copy.kind);
+        // Of a call that only is a call, or whose copy or memset the driver refused, the arguments say what was asked.
+        let asked: serde_json::Value = serde_json::from_str(names.definitions.string(row.args)).unwrap_or_default();
+        let number = |key: &str| asked[key].as_u64().unwrap_or(0);
+        (call.stream, call.bytes, call.address) = (number("stream"), number("bytes"), number("address"));
+        let kind = copy_kind::NAMES.iter().position(|name| asked["copy_kind"] == *name);
+        call.copy = kind.unwrap_or_default() as u8;
+        if let Some(copies) = copies.get(&row.correlation) {
+            call.stream = names.stream(copies[0].stream);
+            call.bytes = copies.iter().map(|copy| copy.bytes).sum();
+            let is_one = copies.iter().all(|copy| copy.kind == copies[0].kind && copy.stream == copies[0].stream);
+            call.copy = if is_one { copies[0].kind } else { 0 };
+            assert!(asked["copies"].is_null() || number("copies") == copies.len() as u64, "{asked}");
         }
         if let Some(set) = sets.get(&row.correlation) {
             (call.stream, call.bytes) = (names.stream(set.stream), set.bytes);
         }
-        // A result is known by the return alone.
-        let has_end = row.result != 0
-            || copies.contains_key(&row.correlation)
-            || sets.contains_key(&row.correlation)
-            || compared.launch_durations;
+        let meaning = probed.get(&*call.function).map(|function| function.meaning);
+        let has_end = meaning.is_some_and(|meaning| meaning.wants_return(compared.launch_durations));
         add(row.thread, row.start_ns, row.duration_ns, has_end, call);
     }
     for row in events.sync.rows() {
@@ -314,14 +335,20 @@ impl Names<'_> {
     }
 
     fn stack(&self, id: u32) -> Rc<[FrameLine]> {
-        // What Python says of its stack has neither native frames nor tasks.
-        let is_told = |frame: &Frame| matches!(frame.kind, frame_kind::PYTHON | frame_kind::UNKNOWN);
+        // What Python says of its stack has neither native frames nor tasks. A mark is about Python's frames if it is at their root.
         let frame = |node: Stack| {
             let frame: Frame = self.definitions.get(node.frame).unwrap_or_default();
-            let name = self.definitions.string(frame.name).to_owned();
-            is_told(&frame).then(|| (name, self.definitions.string(frame.file).to_owned(), node.line))
+            let told = (self.definitions.string(frame.name), self.definitions.string(frame.file), node.line);
+            (frame.kind, (told.0.to_owned(), told.1.to_owned(), told.2))
         };
-        let look_up = || self.definitions.stack_nodes(id).filter_map(|(_, node)| frame(node)).collect();
+        let look_up = || {
+            let mut frames: Vec<(u8, FrameLine)> =
+                self.definitions.stack_nodes(id).map(|(_, node)| frame(node)).collect();
+            let mark = frames.pop_if(|(kind, _)| *kind == frame_kind::UNKNOWN);
+            frames.retain(|(kind, _)| *kind == frame_kind::PYTHON);
+            let has_frames = !frames.is_empty();
+            frames.into_iter().chain(mark.filter(|_| has_frames)).map(|(_, told)| told).collect()
+        };
         let id = if self.with_stacks { id } else { 0 };
         self.stacks.borrow_mut().entry(id).or_insert_with(look_up).clone()
     }

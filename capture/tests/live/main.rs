@@ -3,6 +3,7 @@
 //! Needs root (or CAP_BPF, CAP_PERFMON, CAP_SYS_PTRACE), the stand-in driver (`fixtures/simcuda/build.sh`) and a CPython that is
 //! recorded with stacks. What is not there is said, and the test skipped, unless `KTAPE_REQUIRE_LIVE` is set.
 
+mod collectives;
 mod exact;
 mod frames;
 mod names;
@@ -195,11 +196,13 @@ fn the_real_driver_is_recorded_too() {
         assert_ne!(answer, 0, "there is no GPU here");
         let compared = Compared { launch_durations: true, ..EXACT };
         let threads = scene.recorded("run.ktape", pid as u32, compared);
-        let calls: Vec<_> = threads.values().flatten().collect();
+        let (calls, before): (Vec<_>, Vec<_>) =
+            threads.values().flatten().partition(|timed| &*timed.call.function == "cuLaunchKernel");
+        assert_eq!(before.iter().map(|timed| &*timed.call.function).collect::<Vec<_>>(), ["cuInit"]);
         assert_eq!(calls.len() as i64, count, "each call once, by symbol or by pointer");
         for (index, recorded) in calls.iter().enumerate() {
             let call = &recorded.call;
-            assert_eq!((&*call.function, i64::from(call.result)), ("cuLaunchKernel", answer));
+            assert_eq!(i64::from(call.result), answer);
             let blocks = 1 + (index as u32 / 2) % 7;
             assert_eq!((call.grid, call.block, call.shared_bytes), ([blocks, 2, 3], [4, 5, 6], 7));
             assert_eq!((call.stack.len(), call.stack[0].2), (1, if index % 2 == 0 { 12 } else { 13 }));

@@ -150,6 +150,11 @@ impl Scene {
         Path::new(env!("CARGO_MANIFEST_DIR")).join("../fixtures").join(name).display().to_string()
     }
 
+    /// Whether the stand-ins have this library.
+    pub(crate) fn has_library(&self, name: &str) -> bool {
+        self.driver.join(name).exists()
+    }
+
     /// A program on the stand-in driver, which keeps its truth in `truth`.
     pub(crate) fn program(&self, program: &str) -> Command {
         let mut command = Command::new(program);

@@ -6,11 +6,12 @@ use ktape_ebpf::wire::{Call, STACK_WORDS};
 use ktape_format::Sink;
 use ktape_format::definition::Shape;
 use ktape_format::event::{
-    Alloc, Api, EventRecord, EventWait, Free, GraphLaunch, Launch, Memcpy, Memset, Sync, copy_kind, sync_kind, timing,
+    Alloc, Api, EventRecord, EventWait, Free, GraphLaunch, Launch, Memcpy, Memset, Sync, allocator, copy_kind,
+    sync_kind, timing,
 };
 
 use super::Gaps;
-use super::copies::{Asked, refused_copy, refused_set};
+use super::copies::{Asked, refused_copies, refused_copy, refused_set};
 use super::kernels::Kernels;
 use super::objects::Objects;
 use super::thread::Thread;
@@ -20,9 +21,9 @@ use crate::probes::functions::{Argument, LAUNCH_PARAMS_BYTES, Meaning, Probed};
 /// A call's words.
 pub(super) struct Arguments<'a> {
     pub(super) call: Call,
-    words: &'a [u64],
-    /// The structure or string that an argument points to; empty if it could not be read.
-    memory: &'a [u8],
+    pub(super) words: &'a [u64],
+    /// The structure, string or lists that arguments point to; empty if they could not be read.
+    pub(super) memory: &'a [u8],
 }
 
 impl<'a> Arguments<'a> {
@@ -31,12 +32,12 @@ impl<'a> Arguments<'a> {
         Arguments { call, words, memory }
     }
 
-    fn word(&self, argument: Argument) -> u64 {
+    pub(super) fn word(&self, argument: Argument) -> u64 {
         let index = usize::from(argument);
         self.call.registers.get(index).or_else(|| self.words.get(index - 6)).copied().unwrap_or(0)
     }
 
-    fn half(&self, argument: Argument) -> u32 {
+    pub(super) fn half(&self, argument: Argument) -> u32 {
         self.word(argument) as u32
     }
 
@@ -69,6 +70,8 @@ pub(super) enum Open {
     Launch(Launch),
     /// One call's launches on several devices.
     Launches(Vec<Launch>),
+    /// One call's copies.
+    Copies(Api, Vec<Memcpy>),
     GraphLaunch(GraphLaunch),
     Api(Api),
     /// A copy, and whether its call returns only when it is done.
@@ -78,10 +81,21 @@ pub(super) enum Open {
     EventRecord(EventRecord),
     EventWait(EventWait),
     Alloc(Alloc),
+    /// Memory of the program's own was locked.
+    Register(Alloc),
+    /// Addresses were asked for: how many bytes.
+    Reserve(Api, u64),
+    /// Memory is put behind addresses: where, how many bytes.
+    Map(Api, u64, u64),
+    /// And taken from there.
+    Unmap(Api, u64, u64),
+    /// A communicator of so many ranks is asked for, of this rank.
+    Communicator(Api, u32, u32),
+    CommunicatorEnd(Api, u64),
     /// An allocation in so many rows, whose pitch the call says.
     AllocPitch(Alloc, u64),
     Free(Free),
-    GraphInstantiate,
+    GraphInstantiate(Api),
     /// An object of a kernel is asked for by this name.
     KernelByName(Kind, String),
     /// The function of this kernel is asked for.
@@ -92,7 +106,9 @@ pub(super) enum Open {
     ContextPush(u64),
     ContextPop,
     ContextCreate(u32),
-    ContextPrimary(u32),
+    ContextOn(u32),
+    ContextOf(u64),
+    ContextDestroy(u64),
     StreamCreate(u32, i32),
 }
 
@@ -139,7 +155,7 @@ impl Within<'_> {
                 Open::Launch(self.launch(a, a.word(1), &configuration, a.memory_word(32), sink)?)
             }
             Meaning::LaunchMulti => self.launch_multi(a, sink)?,
-            Meaning::GraphInstantiate => Open::GraphInstantiate,
+            Meaning::GraphInstantiate => Open::GraphInstantiate(self.api(a)),
             Meaning::GraphLaunch => {
                 self.gaps.launches_of_older_graphs += u64::from(!self.objects.has_seen_made(a.word(0)));
                 let (graph, stream) = (self.objects.graph(a.word(0), sink)?, self.stream(a.word(1), sink)?);
@@ -154,9 +170,46 @@ impl Within<'_> {
                     ..GraphLaunch::default()
                 })
             }
-            Meaning::HostFunction => {
-                let stream = sink.string(&serde_json::json!({ "stream": a.word(0) }).to_string())?;
-                Open::Api(Api { args: stream, ..self.api(a) })
+            Meaning::LaunchGrid { has_grid, stream } => {
+                let (block, shared_bytes) = self.objects.launch_shape(a.word(0));
+                let grid = if has_grid { [a.half(1), a.half(2), 1] } else { [1; 3] };
+                let stream = stream.map_or(0, |stream| a.word(stream));
+                let configuration = Configuration { grid, block, shared_bytes };
+                Open::Launch(self.launch(a, a.word(0), &configuration, stream, sink)?)
+            }
+            Meaning::BlockShape => {
+                self.objects.set_block(a.word(0), [a.half(1), a.half(2), a.half(3)]);
+                Open::Nothing
+            }
+            Meaning::SharedSize => {
+                self.objects.set_shared_bytes(a.word(0), a.half(1));
+                Open::Nothing
+            }
+            Meaning::Queued { stream } | Meaning::Other { stream: Some(stream) } => {
+                self.note_unreadable(usize::from(stream) >= a.call.registers.len() && a.words.is_empty());
+                let args = sink.string(&serde_json::json!({ "stream": a.word(stream) }).to_string())?;
+                Open::Api(Api { args, ..self.api(a) })
+            }
+            Meaning::Other { stream: None } => Open::Api(self.api(a)),
+            Meaning::CopyBatch { stream } => self.copy_batch(a, stream, sink)?,
+            Meaning::CopyShapes { stream } => self.copy_shapes(a, stream, sink)?,
+            Meaning::Register => {
+                let row = self.alloc(a, allocator::REGISTERED, a.word(1), None, sink)?;
+                Open::Register(Alloc { address: a.word(0), ..row })
+            }
+            Meaning::Reserve => Open::Reserve(self.api(a), a.word(1)),
+            Meaning::Map => Open::Map(self.range(a, sink)?, a.word(0), a.word(1)),
+            Meaning::Unmap => Open::Unmap(self.range(a, sink)?, a.word(0), a.word(1)),
+            Meaning::Range => Open::Api(self.range(a, sink)?),
+            Meaning::Collective(collective) => Open::Api(self.collective(a, collective, sink)?),
+            Meaning::Communicator { ranks, rank } => {
+                let (ranks, rank) = (a.half(ranks), rank.map_or(0, |rank| a.half(rank)));
+                let args = sink.string(&serde_json::json!({ "rank": rank, "ranks": ranks }).to_string())?;
+                Open::Communicator(Api { args, ..self.api(a) }, ranks, rank)
+            }
+            Meaning::CommunicatorEnd => {
+                let args = self.communicator(a.word(0), sink)?;
+                Open::CommunicatorEnd(Api { args, ..self.api(a) }, a.word(0))
             }
             Meaning::Copy { kind, from, bytes, stream } => {
                 let asked = Asked { kind, source: a.word(from), target: a.word(0), bytes: a.word(bytes) };
@@ -193,25 +246,26 @@ impl Within<'_> {
                     ..Sync::default()
                 })
             }
-            Meaning::EventRecord => {
+            Meaning::EventRecord { event, stream } => {
                 let correlation = self.next_correlation();
-                self.objects.recorded(a.word(0), correlation);
+                let event = a.word(event);
+                self.objects.recorded(event, correlation);
                 Open::EventRecord(EventRecord {
                     start_ns: a.call.time_ns as i64,
                     correlation,
                     thread: self.thread.id,
-                    stream: self.stream(a.word(1), sink)?,
-                    event: a.word(0),
+                    stream: self.stream_or_none(a, stream, sink)?,
+                    event,
                     stack: self.stack,
                     function: self.function_id,
                     ..EventRecord::default()
                 })
             }
-            Meaning::EventWait => Open::EventWait(EventWait {
+            Meaning::EventWait { stream } => Open::EventWait(EventWait {
                 start_ns: a.call.time_ns as i64,
                 correlation: self.next_correlation(),
                 thread: self.thread.id,
-                stream: self.stream(a.word(0), sink)?,
+                stream: self.stream_or_none(a, stream, sink)?,
                 event: a.word(1),
                 recorded_by: self.objects.recorded_by(a.word(1)),
                 stack: self.stack,
@@ -223,19 +277,15 @@ impl Within<'_> {
             }
             Meaning::AllocPitch => {
                 let rows = a.word(3);
-                let allocator = ktape_format::event::allocator::DRIVER;
-                Open::AllocPitch(self.alloc(a, allocator, a.word(2).saturating_mul(rows), None, sink)?, rows)
+                Open::AllocPitch(self.alloc(a, allocator::DRIVER, a.word(2).saturating_mul(rows), None, sink)?, rows)
             }
             Meaning::Free { allocator, stream } => {
-                let stream = match stream {
-                    Some(stream) => self.stream(a.word(stream), sink)?,
-                    None => 0,
-                };
+                let stream = self.stream_or_none(a, stream, sink)?;
                 let address = a.word(0);
                 Open::Free(Free {
                     start_ns: a.call.time_ns as i64,
                     thread: self.thread.id,
-                    device: self.objects.device(self.thread, sink)?,
+                    device: self.memory_device(allocator, sink)?,
                     stream,
                     address,
                     bytes: self.objects.freed(address),
@@ -269,14 +319,16 @@ impl Within<'_> {
             Meaning::ContextPush => Open::ContextPush(a.word(0)),
             Meaning::ContextPop => Open::ContextPop,
             Meaning::ContextCreate { device } => Open::ContextCreate(a.half(device)),
-            Meaning::ContextPrimary => Open::ContextPrimary(a.half(1)),
-            Meaning::StreamCreate { priority } => {
-                Open::StreamCreate(a.half(1), priority.map_or(0, |priority| a.half(priority) as i32))
+            Meaning::ContextOn { device } => Open::ContextOn(a.half(device)),
+            Meaning::ContextOf => Open::ContextOf(a.word(1)),
+            Meaning::ContextDestroy => Open::ContextDestroy(a.word(0)),
+            Meaning::StreamCreate { flags, priority } => {
+                Open::StreamCreate(a.half(flags), priority.map_or(0, |priority| a.half(priority) as i32))
             }
         })
     }
 
-    fn note_unreadable(&mut self, is_unreadable: bool) {
+    pub(super) fn note_unreadable(&mut self, is_unreadable: bool) {
         self.gaps.unreadable_arguments += u64::from(is_unreadable);
     }
 
@@ -285,7 +337,7 @@ impl Within<'_> {
         *self.correlation
     }
 
-    fn stream<S: Sink>(&mut self, handle: u64, sink: &mut S) -> Result<u32, S::Error> {
+    pub(super) fn stream<S: Sink>(&mut self, handle: u64, sink: &mut S) -> Result<u32, S::Error> {
         self.objects.stream(handle, self.function.per_thread_stream, self.thread, sink)
     }
 
@@ -296,6 +348,29 @@ impl Within<'_> {
         sink: &mut S,
     ) -> Result<u32, S::Error> {
         self.stream(stream.map_or(0, |stream| arguments.word(stream)), sink)
+    }
+
+    /// The stream in an argument; 0 for a call that names none.
+    fn stream_or_none<S: Sink>(
+        &mut self,
+        arguments: &Arguments<'_>,
+        stream: Option<Argument>,
+        sink: &mut S,
+    ) -> Result<u32, S::Error> {
+        stream.map_or(Ok(0), |stream| self.stream(arguments.word(stream), sink))
+    }
+
+    /// A call about addresses.
+    fn range<S: Sink>(&mut self, a: &Arguments<'_>, sink: &mut S) -> Result<Api, S::Error> {
+        Ok(Api { args: range_arguments(a.word(0), a.word(1), sink)?, ..self.api(a) })
+    }
+
+    /// The device whose memory an allocator of the driver hands out; 0 for the host.
+    fn memory_device<S: Sink>(&mut self, by: u8, sink: &mut S) -> Result<u32, S::Error> {
+        match by {
+            allocator::PINNED | allocator::REGISTERED => Ok(0),
+            _ => self.objects.device(self.thread, sink),
+        }
     }
 
     fn launch<S: Sink>(
@@ -373,15 +448,11 @@ impl Within<'_> {
         stream: Option<Argument>,
         sink: &mut S,
     ) -> Result<Alloc, S::Error> {
-        let is_host = allocator == ktape_format::event::allocator::PINNED;
         Ok(Alloc {
             start_ns: arguments.call.time_ns as i64,
             thread: self.thread.id,
-            device: if is_host { 0 } else { self.objects.device(self.thread, sink)? },
-            stream: match stream {
-                Some(stream) => self.stream(arguments.word(stream), sink)?,
-                None => 0,
-            },
+            device: self.memory_device(allocator, sink)?,
+            stream: self.stream_or_none(arguments, stream, sink)?,
             bytes,
             allocator,
             stack: self.stack,
@@ -391,6 +462,11 @@ impl Within<'_> {
     }
 }
 
+/// The arguments of a call about addresses.
+fn range_arguments<S: Sink>(address: u64, bytes: u64, sink: &mut S) -> Result<u32, S::Error> {
+    sink.string(&serde_json::json!({ "address": address, "bytes": bytes }).to_string())
+}
+
 impl Open {
     /// Gives the events to the sink as they are: without duration and result. Returns how many.
     pub(super) fn emit<S: Sink>(self, sink: &mut S) -> Result<u64, S::Error> {
@@ -398,7 +474,17 @@ impl Open {
             Open::Launch(row) => sink.event(row)?,
             Open::Launches(rows) => rows.into_iter().try_for_each(|row| sink.event(row))?,
             Open::GraphLaunch(row) => sink.event(row)?,
-            Open::Api(row) => sink.event(row)?,
+            Open::Api(row)
+            | Open::GraphInstantiate(row)
+            | Open::Reserve(row, _)
+            | Open::Map(row, ..)
+            | Open::Unmap(row, ..)
+            | Open::Communicator(row, ..)
+            | Open::CommunicatorEnd(row, _) => sink.event(row)?,
+            Open::Copies(api, rows) => {
+                sink.event(api)?;
+                rows.into_iter().try_for_each(|row| sink.event(row))?;
+            }
             Open::Copy(api, row, _) => {
                 sink.event(api)?;
                 sink.event(row)?;
@@ -410,7 +496,7 @@ impl Open {
             Open::Sync(row) => sink.event(row)?,
             Open::EventRecord(row) => sink.event(row)?,
             Open::EventWait(row) => sink.event(row)?,
-            Open::Alloc(row) | Open::AllocPitch(row, _) => sink.event(row)?,
+            Open::Alloc(row) | Open::AllocPitch(row, _) | Open::Register(row) => sink.event(row)?,
             Open::Free(row) => sink.event(row)?,
             _ => return Ok(0),
         }
@@ -436,6 +522,46 @@ impl Open {
             }
             Open::GraphLaunch(row) => (row.duration_ns, row.result) = (duration_ns, result),
             Open::Api(row) => (row.duration_ns, row.result) = (duration_ns, result),
+            Open::GraphInstantiate(row) => {
+                (row.duration_ns, row.result) = (duration_ns, result);
+                if succeeded {
+                    objects.graph_made(outs[0]);
+                }
+            }
+            Open::Copies(api, rows) => {
+                (api.duration_ns, api.result) = (duration_ns, result);
+                if !succeeded {
+                    self = Open::Api(refused_copies(*api, rows, sink)?);
+                }
+            }
+            Open::Reserve(row, bytes) => {
+                (row.duration_ns, row.result) = (duration_ns, result);
+                row.args = range_arguments(outs[0], *bytes, sink)?;
+            }
+            Open::Map(row, address, bytes) => {
+                (row.duration_ns, row.result) = (duration_ns, result);
+                if succeeded {
+                    objects.mapped(*address, *bytes);
+                }
+            }
+            Open::Unmap(row, address, bytes) => {
+                (row.duration_ns, row.result) = (duration_ns, result);
+                if succeeded {
+                    objects.unmapped(*address, *bytes);
+                }
+            }
+            Open::Communicator(row, ranks, rank) => {
+                (row.duration_ns, row.result) = (duration_ns, result);
+                if succeeded {
+                    objects.communicator_made(outs[0], *rank, *ranks);
+                }
+            }
+            Open::CommunicatorEnd(row, communicator) => {
+                (row.duration_ns, row.result) = (duration_ns, result);
+                if succeeded {
+                    objects.communicator_ended(*communicator);
+                }
+            }
             Open::Copy(api, row, _) if !succeeded => {
                 let refused = Api { duration_ns, result, ..*api };
                 self = Open::Api(refused_copy(refused, row, sink)?);
@@ -455,11 +581,15 @@ impl Open {
             Open::EventRecord(row) => (row.duration_ns, row.result) = (duration_ns, result),
             Open::EventWait(row) => (row.duration_ns, row.result) = (duration_ns, result),
             Open::Free(row) => (row.duration_ns, row.result) = (duration_ns, result),
-            Open::Alloc(row) | Open::AllocPitch(row, _) if !succeeded => {
+            Open::Alloc(row) | Open::AllocPitch(row, _) | Open::Register(row) if !succeeded => {
                 (row.duration_ns, row.result) = (duration_ns, result);
             }
             Open::Alloc(row) => {
                 (row.duration_ns, row.address) = (duration_ns, outs[0]);
+                objects.allocated(row.address, row.bytes, row.allocator);
+            }
+            Open::Register(row) => {
+                row.duration_ns = duration_ns;
                 objects.allocated(row.address, row.bytes, row.allocator);
             }
             Open::AllocPitch(row, rows) => {
@@ -468,7 +598,6 @@ impl Open {
                 objects.allocated(row.address, row.bytes, row.allocator);
             }
             _ if !succeeded => {}
-            Open::GraphInstantiate => objects.graph_made(outs[0]),
             Open::KernelByName(kind, name) => kernels.handed_out(*kind, outs[0], name, sink)?,
             Open::FunctionOfKernel(kernel) => kernels.same(outs[0], *kernel, sink)?,
             Open::HandleOfStub(stub) => kernels.handle_of_stub(outs[0], *stub),
@@ -486,7 +615,13 @@ impl Open {
                 objects.context_on(outs[0], *device);
                 thread.contexts.push(outs[0]);
             }
-            Open::ContextPrimary(device) => objects.context_on(outs[0], *device),
+            Open::ContextOn(device) => objects.context_on(outs[0], *device),
+            Open::ContextOf(other) => objects.context_beside(outs[0], *other),
+            Open::ContextDestroy(context) => {
+                if thread.contexts.last() == Some(context) {
+                    thread.contexts.pop();
+                }
+            }
             Open::StreamCreate(flags, priority) => objects.stream_made(outs[0], *flags, *priority),
         }
         self.emit(sink)

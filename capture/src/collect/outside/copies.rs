@@ -6,6 +6,7 @@
 //! between its beginning and end (`timing::BOUNDED`), of any other only the call is known (`timing::ABSENT`, and a duration of 0).
 //! One that the driver refused is a call only, which then has what was asked for among its arguments.
 
+use ktape_ebpf::wire::LIST_BYTES;
 use ktape_format::Sink;
 use ktape_format::event::{Api, Memcpy, Memset, copy_kind, memory_kind, timing};
 
@@ -23,14 +24,17 @@ pub(super) struct Asked {
 }
 
 impl Asked {
-    /// What a structure describes: `CUDA_MEMCPY2D`, `CUDA_MEMCPY3D` or `CUDA_MEMCPY3D_PEER`.
+    /// What a structure describes: `CUDA_MEMCPY2D`, `CUDA_MEMCPY3D`, `CUDA_MEMCPY3D_PEER` or `CUDA_MEMCPY3D_BATCH_OP`.
     pub(super) fn by_shape(shape: CopyShape, a: &Arguments<'_>, objects: &Objects) -> Asked {
+        if shape == CopyShape::Operands {
+            return Asked::by_operands(a);
+        }
         /// `CU_MEMORYTYPE_HOST`; 2 is device, 3 array, 4 unified.
         const HOST: u32 = 1;
         // Where the type of each side stands; its host address is behind it, then its device address.
         let (source, target, width) = match shape {
             CopyShape::Rows => (16, 72, 112),
-            CopyShape::Volume | CopyShape::PeerVolume => (32, 120, 176),
+            _ => (32, 120, 176),
         };
         let address = |side: usize| a.memory_word(if a.memory_half(side) == HOST { side + 8 } else { side + 16 });
         let kind = match (a.memory_half(source), a.memory_half(target)) {
@@ -52,6 +56,19 @@ impl Asked {
         let depth = if shape == CopyShape::Rows { 1 } else { a.memory_word(width + 16) };
         let bytes = a.memory_word(width).saturating_mul(a.memory_word(width + 8)).saturating_mul(depth);
         Asked { kind, source: address(source), target: address(target), bytes }
+    }
+
+    /// What a `CUDA_MEMCPY3D_BATCH_OP` describes.
+    fn by_operands(a: &Arguments<'_>) -> Asked {
+        /// `CU_MEMCPY_OPERAND_TYPE_ARRAY`; 1 is a pointer.
+        const ARRAY: u32 = 2;
+        let (from_array, to_array) = (a.memory_half(0) == ARRAY, a.memory_half(40) == ARRAY);
+        let elements = [80, 88, 96].into_iter().fold(1_u64, |product, at| product.saturating_mul(a.memory_word(at)));
+        // An element of an array has as many bytes as its format says, which is not here.
+        let bytes = if from_array || to_array { 0 } else { elements };
+        let kind = if from_array && to_array { copy_kind::ATOA } else { copy_kind::UNKNOWN };
+        let side = |is_array: bool, at| if is_array { 0 } else { a.memory_word(at) };
+        Asked { kind, source: side(from_array, 8), target: side(to_array, 48), bytes }
     }
 
     /// What the two sides are: as the direction tells, else as their memory was handed out.
@@ -94,15 +111,20 @@ impl Within<'_> {
         stream: Option<Argument>,
         sink: &mut S,
     ) -> Result<Open, S::Error> {
+        let stream_id = self.stream_argument(arguments, stream, sink)?;
+        let api = self.api(arguments);
+        let row = self.copy_row(&api, asked, stream_id);
+        // Copies to the host are over when their call returns; of others it may be that only the host's part is.
+        let is_waited_for = stream.is_none() && matches!(row.kind, copy_kind::DTOH | copy_kind::ATOH | copy_kind::HTOH);
+        Ok(Open::Copy(api, row, is_waited_for))
+    }
+
+    fn copy_row(&self, api: &Api, asked: Asked, stream: u32) -> Memcpy {
         let (source_memory, target_memory) = asked.memories(self.objects);
         let kind = if asked.kind == copy_kind::UNKNOWN { direction(source_memory, target_memory) } else { asked.kind };
-        // Copies to the host are over when their call returns; of others it may be that only the host's part is.
-        let is_waited_for = stream.is_none() && matches!(kind, copy_kind::DTOH | copy_kind::ATOH | copy_kind::HTOH);
-        let stream = self.stream_argument(arguments, stream, sink)?;
-        let api = self.api(arguments);
-        // The program's own memory may have been registered with the driver, which is not looked at.
+        // The program's own memory may have been registered before the recording.
         let told = |memory| if memory == memory_kind::PAGEABLE { memory_kind::UNKNOWN } else { memory };
-        let row = Memcpy {
+        Memcpy {
             start_ns: api.start_ns,
             correlation: api.correlation,
             stream,
@@ -112,8 +134,58 @@ impl Within<'_> {
             target_memory: told(target_memory),
             timing: timing::ABSENT,
             ..Memcpy::default()
-        };
-        Ok(Open::Copy(api, row, is_waited_for))
+        }
+    }
+
+    /// Copies by lists of targets, sources and bytes.
+    pub(super) fn copy_batch<S: Sink>(
+        &mut self,
+        a: &Arguments<'_>,
+        stream: Argument,
+        sink: &mut S,
+    ) -> Result<Open, S::Error> {
+        let count = a.word(3);
+        let kept = if a.memory.is_empty() { 0 } else { count.min(LIST_BYTES as u64 / 8) as usize };
+        let word = |list: usize, index: usize| a.memory_word(list * LIST_BYTES + 8 * index);
+        let asked = (0..kept).map(|index| Asked {
+            kind: copy_kind::UNKNOWN,
+            target: word(0, index),
+            source: word(1, index),
+            bytes: word(2, index),
+        });
+        self.copies(a, asked, count, stream, sink)
+    }
+
+    /// Copies by a list of structures.
+    pub(super) fn copy_shapes<S: Sink>(
+        &mut self,
+        a: &Arguments<'_>,
+        stream: Argument,
+        sink: &mut S,
+    ) -> Result<Open, S::Error> {
+        let count = a.word(0);
+        let structures = a.memory.chunks_exact(CopyShape::Operands.bytes() as usize);
+        let asked = structures
+            .take(count as usize)
+            .map(|memory| Asked::by_operands(&Arguments { call: a.call, words: &[], memory }));
+        self.copies(a, asked, count, stream, sink)
+    }
+
+    /// One call's copies. Those that did not fit into its record are counted, and the call says how many there are.
+    fn copies<S: Sink>(
+        &mut self,
+        a: &Arguments<'_>,
+        asked: impl Iterator<Item = Asked>,
+        count: u64,
+        stream: Argument,
+        sink: &mut S,
+    ) -> Result<Open, S::Error> {
+        let stream = self.stream(a.word(stream), sink)?;
+        let args = sink.string(&serde_json::json!({ "copies": count }).to_string())?;
+        let api = Api { args, ..self.api(a) };
+        let rows: Vec<Memcpy> = asked.map(|asked| self.copy_row(&api, asked, stream)).collect();
+        self.note_unreadable(count > rows.len() as u64);
+        Ok(Open::Copies(api, rows))
     }
 
     /// A memset of `bytes` in elements of `element_bytes`.
@@ -149,6 +221,13 @@ pub(super) fn refused_copy<S: Sink>(api: Api, row: &Memcpy, sink: &mut S) -> Res
     Ok(Api { args, ..api })
 }
 
+/// The call of copies of which one was refused.
+pub(super) fn refused_copies<S: Sink>(api: Api, rows: &[Memcpy], sink: &mut S) -> Result<Api, S::Error> {
+    let bytes = rows.iter().fold(0_u64, |sum, row| sum.saturating_add(row.bytes));
+    let args = sink.string(&serde_json::json!({ "copies": rows.len(), "bytes": bytes }).to_string())?;
+    Ok(Api { args, ..api })
+}
+
 /// The call of a memset that was refused.
 pub(super) fn refused_set<S: Sink>(api: Api, row: &Memset, sink: &mut S) -> Result<Api, S::Error> {
     let args = sink.string(&serde_json::json!({ "bytes": row.bytes, "value": row.value }).to_string())?;
@@ -157,7 +236,72 @@ pub(super) fn refused_set<S: Sink>(api: Api, row: &Memset, sink: &mut S) -> Resu
 
 #[cfg(test)]
 mod tests {
+    use ktape_ebpf::wire::{Call, LISTS_BYTES, ListsCall, Return, kind};
+    use ktape_format::Memory;
+
+    use super::super::{Identity, Outside};
     use super::*;
+    use crate::probes::functions;
+
+    /// The bytes of a record.
+    fn bytes_of<T: ktape_ebpf::wire::Plain>(record: &T) -> &[u8] {
+        // SAFETY: plain integers without padding.
+        unsafe { std::slice::from_raw_parts(std::ptr::from_ref(record).cast(), size_of::<T>()) }
+    }
+
+    /// What becomes of a call of `cuMemcpyBatchAsync_v2` with `count` copies, of which `kept` bytes of each list came through.
+    fn batch(count: u64, kept: u64, result: u64) -> (Memory, u64) {
+        let functions = functions::all();
+        let function = functions.iter().position(|function| function.symbol == "cuMemcpyBatchAsync_v2").expect("it");
+        let mut memory = [0; LISTS_BYTES];
+        for copy in 0..LIST_BYTES / 8 {
+            for (list, value) in [0x1000 * copy, 0x90_0000 + copy, copy + 1].into_iter().enumerate() {
+                memory[list * LIST_BYTES + 8 * copy..][..8].copy_from_slice(&(value as u64).to_le_bytes());
+            }
+        }
+        let call = Call {
+            kind: kind::LISTS_CALL,
+            function: function as u32,
+            time_ns: 10,
+            pid_tid: 7 << 32 | 7,
+            stack: 0,
+            stack_pointer: 0x7000,
+            registers: [1, 2, 3, count, 0, 0],
+        };
+        let call = ListsCall { call, words: [0, 0x77, 0, 0, 0], bytes: kept, memory };
+        let end = Return {
+            kind: kind::RETURN,
+            function: function as u32,
+            time_ns: 30,
+            pid_tid: 7 << 32 | 7,
+            stack_pointer: 0x7008,
+            result,
+            outs: [0; 2],
+        };
+        let (mut outside, mut sink) = (Outside::new(functions, false), Memory::default());
+        let Ok(()) = outside.begin_process(&Identity { pid: 7, ..Identity::default() }, true, &mut sink);
+        for record in [bytes_of(&call), bytes_of(&end)] {
+            let Ok(notice) = outside.take(record, &mut sink);
+            assert_eq!(notice, None);
+        }
+        (sink, outside.gaps().unreadable_arguments)
+    }
+
+    #[test]
+    fn copies_of_a_batch_that_do_not_fit_are_counted_and_the_call_tells_of_them() {
+        for (count, kept, rows, unreadable) in [(3, 24, 3, 0), (128, 1024, 128, 0), (200, 1024, 128, 1), (5, 0, 0, 1)] {
+            let (sink, gaps) = batch(count, kept, 0);
+            let copies = &sink.events.memcpy;
+            assert_eq!((copies.bytes.len(), gaps), (rows, unreadable), "{count} copies");
+            assert_eq!(copies.bytes.iter().sum::<u64>(), (1..=rows as u64).sum::<u64>());
+            assert_eq!(sink.events.api.duration_ns, [20]);
+            let args = sink.definitions.string(sink.events.api.args[0]);
+            assert_eq!(args, format!(r#"{{"copies":{count}}}"#));
+            assert!(copies.correlation.iter().all(|correlation| *correlation == sink.events.api.correlation[0]));
+        }
+        let (sink, _) = batch(u64::MAX, 1024, 1);
+        assert!(sink.events.memcpy.bytes.is_empty(), "one that was refused has no copies");
+    }
 
     #[test]
     fn what_the_driver_has_to_find_out_is_told_by_the_memory() {

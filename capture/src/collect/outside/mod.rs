@@ -6,6 +6,7 @@
 //! and streams (`objects.rs`). CPU samples become events in `samples.rs`.
 
 mod calls;
+mod collectives;
 mod copies;
 mod kernels;
 mod native;
@@ -20,8 +21,8 @@ use std::mem::offset_of;
 
 use ktape_ebpf::python::Interpreter;
 use ktape_ebpf::wire::{
-    Call, CodeRecord, Lifecycle, MemoryCall, NAME_BYTES, NativeBody, Plain as _, Return, Sample, StackBody, StackCall,
-    TaskBody, TextPiece, kind, life,
+    Call, CodeRecord, Lifecycle, ListsCall, MemoryCall, NAME_BYTES, NativeBody, Plain as _, Return, Sample, StackBody,
+    StackCall, TaskBody, TextPiece, kind, life,
 };
 use ktape_format::Sink;
 use ktape_format::definition::{self, Function, api_domain, property};
@@ -302,6 +303,12 @@ impl Outside {
                     self.call(&Arguments::new(call, &[], memory), sink)?;
                 }
             }
+            kind::LISTS_CALL => {
+                if let Some(ListsCall { call, words, bytes, memory }) = ListsCall::read(record) {
+                    let memory = if bytes == 0 { &[][..] } else { &memory };
+                    self.call(&Arguments::new(call, &words, memory), sink)?;
+                }
+            }
             kind::NAMED_CALL => {
                 let length = record.get(size_of::<Call>()..).and_then(|rest| rest.first_chunk::<8>());
                 if let (Some(call), Some(&length)) = (Call::read(record), length) {
@@ -536,8 +543,11 @@ fn process_id(processes: &FxHashMap<u32, Process>, pid: u32) -> u32 {
 
 fn define_function<S: Sink>(symbol: &str, sink: &mut S) -> Result<u32, S::Error> {
     let name = sink.string(symbol)?;
-    let domain =
-        if symbol.trim_start_matches('_').starts_with("cuda") { api_domain::RUNTIME } else { api_domain::DRIVER };
+    let domain = match symbol.trim_start_matches('_') {
+        symbol if symbol.starts_with("cuda") => api_domain::RUNTIME,
+        symbol if symbol.starts_with("nccl") => api_domain::NCCL,
+        _ => api_domain::DRIVER,
+    };
     sink.define(Function { name, domain, callback_id: 0 })
 }
 

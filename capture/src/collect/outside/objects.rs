@@ -37,6 +37,10 @@ pub(super) struct Objects {
     graphs: FxHashSet<u64>,
     /// The call that recorded each event last.
     recorded: FxHashMap<u64, u64>,
+    /// Block and shared memory of functions that are launched as before CUDA 4.
+    launch_shapes: FxHashMap<u64, ([u32; 3], u32)>,
+    /// Rank and number of ranks of NCCL's communicators.
+    communicators: FxHashMap<u64, (u32, u32)>,
 }
 
 impl Objects {
@@ -50,12 +54,21 @@ impl Objects {
             is_new,
             graphs: FxHashSet::default(),
             recorded: FxHashMap::default(),
+            launch_shapes: FxHashMap::default(),
+            communicators: FxHashMap::default(),
         }
     }
 
     /// Learns on which device a context is.
     pub(super) fn context_on(&mut self, context: u64, device: u32) {
         self.devices.insert(context, device);
+    }
+
+    /// Learns that a context is on the device of another.
+    pub(super) fn context_beside(&mut self, context: u64, other: u64) {
+        if let Some(&device) = self.devices.get(&other) {
+            self.context_on(context, device);
+        }
     }
 
     /// The direction of a copy between these contexts: `within` if they are known to be on one device.
@@ -138,13 +151,53 @@ impl Objects {
 
     pub(super) fn allocated(&mut self, address: u64, bytes: u64, by: u8) {
         let memory = match by {
-            allocator::PINNED => memory_kind::PINNED,
+            allocator::PINNED | allocator::REGISTERED => memory_kind::PINNED,
             allocator::MANAGED => memory_kind::MANAGED,
             // What is handed out is a handle, and no address.
             allocator::VIRTUAL => return,
             _ => memory_kind::DEVICE,
         };
         self.allocated.insert(address, (bytes, memory));
+    }
+
+    /// Learns that there is memory of a device behind addresses.
+    pub(super) fn mapped(&mut self, address: u64, bytes: u64) {
+        self.allocated.insert(address, (bytes, memory_kind::DEVICE));
+    }
+
+    /// Learns that there is none any more: it may have been mapped in several parts.
+    pub(super) fn unmapped(&mut self, address: u64, bytes: u64) {
+        let parts = self.allocated.range(address..address.saturating_add(bytes));
+        let parts: Vec<u64> = parts.map(|(&start, _)| start).collect();
+        for start in parts {
+            self.allocated.remove(&start);
+        }
+    }
+
+    /// Block and shared memory of launches that don't say them; zeros for what was said before the recording.
+    pub(super) fn launch_shape(&self, function: u64) -> ([u32; 3], u32) {
+        self.launch_shapes.get(&function).copied().unwrap_or_default()
+    }
+
+    pub(super) fn set_block(&mut self, function: u64, block: [u32; 3]) {
+        self.launch_shapes.entry(function).or_default().0 = block;
+    }
+
+    pub(super) fn set_shared_bytes(&mut self, function: u64, bytes: u32) {
+        self.launch_shapes.entry(function).or_default().1 = bytes;
+    }
+
+    pub(super) fn communicator_made(&mut self, communicator: u64, rank: u32, ranks: u32) {
+        self.communicators.insert(communicator, (rank, ranks));
+    }
+
+    pub(super) fn communicator_ended(&mut self, communicator: u64) {
+        self.communicators.remove(&communicator);
+    }
+
+    /// Rank and number of ranks of a communicator whose making was seen.
+    pub(super) fn communicator(&self, communicator: u64) -> Option<(u32, u32)> {
+        self.communicators.get(&communicator).copied()
     }
 
     /// What kind of memory an address is in. What the driver has not handed out is the host's, if all that it handed out is
