@@ -128,14 +128,30 @@ pub(crate) struct Space {
     pub(crate) wants_native: u32,
     pub(crate) hash: u64,
     pub(crate) bodies_lost: u64,
-    /// The name of the task that the walk has come by.
+    /// The innermost frame that runs a task, and how many there are up to it; 0 until the walk has come by one.
+    pub(crate) task_frame: u64,
+    pub(crate) task_at: u32,
+    /// 1 if a text was to be sent and could not.
+    pub(crate) text_lost: u32,
+    /// The name of that task.
     pub(crate) task: TaskBody,
+    /// The text that is being sent in pieces.
+    pub(crate) long: Long,
     /// What the native frames of a new stack are sent as.
     pub(crate) native_body: NativeBody,
     pub(crate) native: [u64; MAX_NATIVE_FRAMES],
     /// What a new stack is sent as: this, and the frames of the walk behind it.
     pub(crate) body: StackBody,
     pub(crate) walk: Walk,
+}
+
+/// A text that is too long for a code object's record.
+#[repr(C)]
+pub(crate) struct Long {
+    pub(crate) code: u64,
+    pub(crate) address: u64,
+    pub(crate) length: u64,
+    pub(crate) text: u64,
 }
 
 const _: () = assert!(offset_of!(Space, native_body) + size_of::<NativeBody>() == offset_of!(Space, native));

@@ -208,8 +208,6 @@ pub mod raw_kind {
     pub const FUNCTION: u32 = 0;
     /// A generator's or a coroutine's.
     pub const GENERATOR: u32 = 1;
-    /// No frame, but the name of the task whose frames come before it in the list: `code` is the name's hash.
-    pub const TASK: u32 = 2;
 }
 
 /// Where a walk stands.
@@ -410,15 +408,6 @@ impl Walk {
     #[inline(always)]
     pub fn next_frame(&self) -> u64 {
         self.cursor.frame
-    }
-
-    /// Puts something that is no frame behind the last one, if there is room.
-    #[inline(always)]
-    pub fn push(&mut self, frame: RawFrame) {
-        if self.count < MAX_FRAMES as u32 {
-            self.frames[self.count as usize % MAX_FRAMES] = frame;
-            self.count = self.count.wrapping_add(1);
-        }
     }
 
     /// Takes a step and keeps the frame it finds. To be called until it gives [`Step::End`], [`MAX_STEPS`] times at most.

@@ -14,7 +14,7 @@ use aya_ebpf::helpers::bpf_probe_read_kernel;
 use aya_ebpf::helpers::generated::{bpf_get_current_task, bpf_get_stack, bpf_loop, bpf_probe_read_user};
 use ktape_ebpf::python::{
     self, CodeBody, FILE_BYTES, LINE_TABLE_BYTES, MAX_FRAMES, MAX_SEARCH, MAX_SEARCH_IN_INTERRUPT, MAX_STEPS, Memory,
-    NAME_BYTES, Part, RawFrame, Step, TASK_NAME_BYTES, raw_kind,
+    NAME_BYTES, Part, RawFrame, Step, TASK_NAME_BYTES,
 };
 use ktape_ebpf::wire::{
     CodeRecord, Counters, MAX_NATIVE_FRAMES, MOST_PIECES, NativeBody, PIECE_BYTES, StackBody, Target, TextPiece,
@@ -22,7 +22,7 @@ use ktape_ebpf::wire::{
 };
 
 use crate::maps::{
-    EPOCH_ENTRIES, EPOCHS, EVENTS, INTERPRETERS, KNOWN, KNOWN_ENTRIES, ROTATION, SENT, SENT_ENTRIES, SPACES,
+    EPOCH_ENTRIES, EPOCHS, EVENTS, INTERPRETERS, KNOWN, KNOWN_ENTRIES, Long, ROTATION, SENT, SENT_ENTRIES, SPACES,
     SPACES_A_PROCESSOR, STARTERS, STATES, SentKey, Space, Starter, TASK_THREAD_POINTER, count, send, setting, wake,
     with_room,
 };
@@ -146,6 +146,7 @@ fn walk(seen: Seen, target: *mut Target, index: u32) -> Option<u64> {
         // SAFETY: the callback is a function of the type that the helper calls, and the context outlives it.
         unsafe { bpf_loop(MAX_STEPS / STEPS_A_TURN, steps as *mut c_void, of_loops, 0) };
         still_awaiting(index)?;
+        add_task(space(index)?);
     }
     let walked = space(index)?;
     if walked.wants_native != 0 {
@@ -185,6 +186,7 @@ fn begin(seen: Seen, target: *mut Target, index: u32, of_loops: *mut c_void) -> 
     space.hash = mix(HASH_SEED, space.epoch);
     (space.awaiting_tid, space.relation) = (0, relation::SAME);
     space.native_body.depth = 0;
+    (space.task_frame, space.task.hash) = (0, 0);
     space.walk.begin(frame);
     if frame != 0 {
         // SAFETY: a map's value. Written only if it changes: threads on other processors read it.
@@ -310,6 +312,7 @@ fn still_awaiting(index: u32) -> Option<()> {
     if space.awaiting_tid != 0 && python::runs_python(&User, &space.interpreter, space.awaiting_state) != Some(false) {
         (space.awaiting_tid, space.relation) = (0, relation::SAME);
         space.hash = mix(HASH_SEED, space.epoch);
+        space.task_frame = 0;
         space.walk.begin(0);
     }
     Some(())
@@ -408,8 +411,8 @@ fn step(space: &mut Space) -> i64 {
             let RawFrame { code, instruction, kind } = frame;
             let word = code.rotate_left(17) ^ u64::from(instruction as u32) ^ u64::from(kind) << 16;
             space.hash = mix(space.hash, word);
-            if code == space.interpreter.task_runner {
-                add_task(space, at);
+            if code == space.interpreter.task_runner && space.task_frame == 0 {
+                (space.task_frame, space.task_at) = (at, space.walk.count);
             }
             0
         }
@@ -418,10 +421,11 @@ fn step(space: &mut Space) -> i64 {
     }
 }
 
-/// Puts the name of the task that this frame runs behind it, if it has one.
-#[inline(never)]
-fn add_task(space: &mut Space, frame: u64) {
-    if !python::task_name(&User, &space.interpreter, frame, &mut space.task.name) {
+/// Adds the name of the task that the stack runs, if it has one, and sends it, if it was not sent.
+#[inline(always)]
+fn add_task(space: &mut Space) {
+    space.task.hash = 0;
+    if space.task_frame == 0 || !python::task_name(&User, &space.interpreter, space.task_frame, &mut space.task.name) {
         return;
     }
     let mut hash = u64::from(space.task.name.length);
@@ -431,15 +435,14 @@ fn add_task(space: &mut Space, frame: u64) {
         word += 1;
     }
     // Odd: see `SentKey`.
-    let hash = hash | 1;
-    space.hash = mix(space.hash, hash);
-    space.walk.push(RawFrame { code: hash, instruction: 0, kind: raw_kind::TASK });
-    let key = SentKey { what: hash, generation: space.generation };
+    space.task.hash = hash | 1;
+    space.hash = mix(space.hash, hash | 1);
+    let key = SentKey { what: hash | 1, generation: space.generation };
     if was_sent(&key) {
         return;
     }
     (space.task.kind, space.task.rotation) = (kind::TASK_BODY, space.rotation as u32);
-    (space.task.pid_tid, space.task.hash) = (space.pid_tid, hash);
+    space.task.pid_tid = space.pid_tid;
     if send(&space.task) {
         remember(&key);
     } else {
@@ -454,15 +457,12 @@ extern "C" fn send_code(index: u32, context: *mut c_void) -> i64 {
     if index >= space.walk.count {
         return 1;
     }
-    let RawFrame { code, kind: of_frame, .. } = space.walk.frames[index as usize % MAX_FRAMES];
-    if of_frame == raw_kind::TASK {
-        return 0;
-    }
+    let code = space.walk.frames[index as usize % MAX_FRAMES].code;
     let key = SentKey { what: code | 1, generation: space.generation };
     if was_sent(&key) {
         return 0;
     }
-    let sent = send_long_texts(space, code)
+    let sent = send_long_texts(space, code, context)
         && with_room(|record: *mut CodeRecord| {
             // SAFETY: the record is reserved and as large as its type.
             unsafe {
@@ -482,50 +482,62 @@ extern "C" fn send_code(index: u32, context: *mut c_void) -> i64 {
     0
 }
 
-/// Sends what is too long for a code object's record.
-#[inline(never)]
-fn send_long_texts(space: &mut Space, code: u64) -> bool {
+/// Sends what is too long for a code object's record. False if the ring buffer is full.
+#[inline(always)]
+fn send_long_texts(space: &mut Space, code: u64, context: *mut c_void) -> bool {
+    space.text_lost = 0;
     let layout = &space.interpreter.layout;
-    send_long(space.pid_tid, code, text::FILE, Part::file(&User, layout, code), FILE_BYTES)
-        && send_long(space.pid_tid, code, text::NAME, Part::name(&User, layout, code), NAME_BYTES)
-        && send_long(space.pid_tid, code, text::LINE_TABLE, Part::line_table(&User, layout, code), LINE_TABLE_BYTES)
+    let (file, name) = (Part::file(&User, layout, code), Part::name(&User, layout, code));
+    let line_table = Part::line_table(&User, layout, code);
+    send_long(space, code, text::FILE, file, FILE_BYTES, context);
+    send_long(space, code, text::NAME, name, NAME_BYTES, context);
+    send_long(space, code, text::LINE_TABLE, line_table, LINE_TABLE_BYTES, context);
+    space.text_lost == 0
 }
 
-/// Sends a text in pieces, if it is longer than what there is room for elsewhere. False if the ring buffer is full.
+/// Sends a text in pieces, if it is longer than what there is room for elsewhere.
 #[inline(always)]
-fn send_long(pid_tid: u64, code: u64, text: u32, part: Option<Part>, room: usize) -> bool {
-    let Some(Part { address, length: whole, .. }) = part else { return true };
-    if whole <= room as u64 || whole > (MOST_PIECES * PIECE_BYTES) as u64 {
-        return true;
+fn send_long(space: &mut Space, code: u64, text: u32, part: Option<Part>, room: usize, context: *mut c_void) {
+    // Without a part its length is 0.
+    let (address, length) = part.map_or((0, 0), |part| (part.address, part.length));
+    if length <= room as u64 || length > (MOST_PIECES * PIECE_BYTES) as u64 {
+        return;
     }
-    let mut piece = 0;
-    while piece < MOST_PIECES as u64 {
-        let offset = piece * PIECE_BYTES as u64;
-        if offset >= whole {
-            break;
-        }
-        let left = whole - offset;
-        let length = if left > PIECE_BYTES as u64 { PIECE_BYTES as u64 } else { left };
-        let sent = with_room(|record: *mut TextPiece| {
-            // SAFETY: the record is reserved and as large as its type; the helper checks the source.
-            unsafe {
-                (&raw mut (*record).kind).write(kind::TEXT_PIECE);
-                (&raw mut (*record).text).write(text);
-                (&raw mut (*record).pid_tid).write(pid_tid);
-                (&raw mut (*record).code).write(code);
-                (&raw mut (*record).offset).write(offset);
-                let bytes = (&raw mut (*record).bytes).cast();
-                let is_read = bpf_probe_read_user(bytes, length as u32, (address + offset) as *const c_void) == 0;
-                (&raw mut (*record).length).write(if is_read { length } else { 0 });
-            }
-            false
-        });
-        if !sent {
-            return false;
-        }
-        piece += 1;
+    space.long = Long { code, address, length, text: u64::from(text) };
+    // SAFETY: as in `walk`.
+    unsafe { bpf_loop(MOST_PIECES as u32, send_piece as *mut c_void, context, 0) };
+}
+
+/// Sends one piece of a long text. Returns 1 to end the loop.
+#[inline(never)]
+extern "C" fn send_piece(index: u32, context: *mut c_void) -> i64 {
+    let Some(space) = space_of(context) else { return 1 };
+    let offset = u64::from(index) * PIECE_BYTES as u64;
+    if offset >= space.long.length {
+        return 1;
     }
-    true
+    let left = space.long.length - offset;
+    let length = if left > PIECE_BYTES as u64 { PIECE_BYTES as u64 } else { left };
+    let sent = with_room(|record: *mut TextPiece| {
+        // SAFETY: the record is reserved and as large as its type; the helper checks the source.
+        unsafe {
+            (&raw mut (*record).kind).write(kind::TEXT_PIECE);
+            (&raw mut (*record).text).write(space.long.text as u32);
+            (&raw mut (*record).pid_tid).write(space.pid_tid);
+            (&raw mut (*record).code).write(space.long.code);
+            (&raw mut (*record).offset).write(offset);
+            let bytes = (&raw mut (*record).bytes).cast();
+            let from = space.long.address.wrapping_add(offset) as *const c_void;
+            let is_read = bpf_probe_read_user(bytes, length as u32, from) == 0;
+            (&raw mut (*record).length).write(if is_read { length } else { 0 });
+        }
+        false
+    });
+    if !sent {
+        space.text_lost = 1;
+        return 1;
+    }
+    0
 }
 
 /// Whether user space knows this already.
@@ -635,10 +647,13 @@ fn send_body(space: &mut Space) -> bool {
         pid_tid: space.pid_tid,
         stack: space.hash,
         epoch: space.epoch,
+        task: space.task.hash,
+        task_at: space.task_at,
         end: space.walk.end,
         waiting_tid: space.awaiting_tid,
         relation: space.relation,
         native: space.native_body.depth,
+        reserved: 0,
     };
     let bytes = size_of::<StackBody>() as u64 + u64::from(frames) * size_of::<RawFrame>() as u64;
     // SAFETY: the frames lie behind the body, as `maps.rs` asserts.

@@ -199,6 +199,10 @@ pub struct StackBody {
     /// Raised when code of the process is freed, when its libraries change, and when all that was sent counts as not sent: a
     /// hash of an earlier epoch comes no more.
     pub epoch: u64,
+    /// The hash of the name of the task that runs in it; 0 for none.
+    pub task: u64,
+    /// How many frames, from the innermost, are that task's: the last of them runs it.
+    pub task_at: u32,
     /// How the walk ended: an [`End`].
     pub end: u32,
     /// The thread whose frames these are: one that waits, where the calling one runs no Python; else 0.
@@ -207,6 +211,8 @@ pub struct StackBody {
     pub relation: u32,
     /// How many native frames were sent before this.
     pub native: u32,
+    /// 0
+    pub reserved: u32,
 }
 
 /// What a thread that waits has to do with the one that calls.

@@ -3,7 +3,7 @@
 //! A stack's body comes once, before the first call that has it, and after the code objects in it. Frames are named at once,
 //! while their code objects are what they were.
 
-use ktape_ebpf::python::{CodeBody, End, Interpreter, Layout, Memory as _, RawFrame, raw_kind};
+use ktape_ebpf::python::{CodeBody, End, Interpreter, Layout, Memory as _, RawFrame};
 use ktape_ebpf::wire::{CodeRecord, NativeBody, Plain as _, StackBody, TaskBody, TextPiece, relation, text};
 use ktape_format::Sink;
 use ktape_format::definition::{Frame, Stack, frame_kind, property};
@@ -212,11 +212,11 @@ impl Stacks {
         if let Some(why) = incomplete(body.end) {
             stack.mark(why)?;
         }
-        for frame in frames.rev().filter_map(RawFrame::read) {
-            if frame.kind == raw_kind::TASK {
-                let name = self.tasks.get(&frame.code).map_or("[unknown]", |(name, _)| name);
+        for (at, frame) in frames.filter_map(RawFrame::read).enumerate().collect::<Vec<_>>().into_iter().rev() {
+            // The task stands between the frame that runs it and that one's caller.
+            if body.task != 0 && at + 1 == body.task_at as usize {
+                let name = self.tasks.get(&body.task).map_or("[unknown]", |(name, _)| name);
                 stack.push(frame_kind::RANGE, &format!("task {name}"), "", 0, 0)?;
-                continue;
             }
             match self.codes.name(&frame) {
                 Named::Hidden => {}
