@@ -1,4 +1,7 @@
-//! Who called: the Python stack of the calling thread, as a hash.
+//! Who called: the stack of the calling thread, as a hash.
+//!
+//! That is its Python frames, the asyncio task they run in, and where it is asked for the native frames below. A thread that runs
+//! no Python has its native frames, under the Python frames of one that has started it and waits.
 //!
 //! The walk is that of `python.rs`, driven by `bpf_loop`. Its state lies in a map's value: on the program's stack the verifier
 //! would follow its counter through every iteration and give up. A stack that was not seen before is sent once, and before it
@@ -216,7 +219,7 @@ const HASH_SEED: u64 = 0x9e37_79b9_7f4a_7c15;
 const STARTERS_UP: u32 = 4;
 
 /// Begins the walk at the thread of Python's that started the calling one, or the one that started that, if it waits. False
-/// if it is not known or doesn't.
+/// if it is not known, or has ended.
 #[inline(always)]
 fn await_starter(space: &mut Space, own_state: u64) -> bool {
     let mut pid_tid = space.pid_tid;
@@ -235,7 +238,8 @@ fn await_starter(space: &mut Space, own_state: u64) -> bool {
             && state != 0
             && state != own_state
         {
-            return await_thread(space, state, tid as u32, relation::STARTER);
+            await_thread(space, state, tid as u32, relation::STARTER);
+            return true;
         }
         up += 1;
     }
@@ -244,17 +248,14 @@ fn await_starter(space: &mut Space, own_state: u64) -> bool {
 
 /// Begins the walk at another thread, if that waits. Where its memory is gone it has ended, and waits no more.
 #[inline(always)]
-fn await_thread(space: &mut Space, state: u64, tid: u32, relation: u32) -> bool {
-    if python::runs_python(&User, &space.interpreter, state) != Some(false) {
-        return false;
+fn await_thread(space: &mut Space, state: u64, tid: u32, relation: u32) {
+    if python::runs_python(&User, &space.interpreter, state) == Some(false)
+        && let Some(frame) = python::first_frame(&User, &space.interpreter.layout, state)
+        && frame != 0
+    {
+        (space.awaiting_state, space.awaiting_tid, space.relation) = (state, tid, relation);
+        space.walk.begin(frame);
     }
-    let Some(frame) = python::first_frame(&User, &space.interpreter.layout, state) else { return false };
-    if frame == 0 {
-        return false;
-    }
-    (space.awaiting_state, space.awaiting_tid, space.relation) = (state, tid, relation);
-    space.walk.begin(frame);
-    true
 }
 
 /// The calling thread's thread pointer.

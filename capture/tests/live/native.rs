@@ -45,6 +45,9 @@ int start_server(void *kernel, void *stream) {
     arguments[0] = kernel, arguments[1] = stream;
     return sem_init(&asked, 0, 0) || sem_init(&answered, 0, 0) || pthread_create(&thread, 0, server_main, 0);
 }
+int poke_server(void) {
+    return sem_post(&asked);
+}
 int ask_server(void) {
     return sem_post(&asked) || sem_wait(&answered);
 }
@@ -257,6 +260,40 @@ fn a_thread_without_python_stands_below_its_starter_whoever_called_last() {
             }
         }
         assert_eq!(natives, 100);
+    }
+}
+
+/// A native thread launches while the thread that started it runs Python and never gives up the interpreter's lock.
+const BUSY: &str = r#"
+assert library.start_server(kernel, None) == 0
+poke = ctypes.PyDLL(sys.argv[1]).poke_server
+def spin():
+    for _ in range(50):
+        assert poke() == 0
+        until = time.monotonic() + 0.01
+        while time.monotonic() < until:
+            pass
+cu.cuLaunchKernel(kernel, 1, 1, 1, 1, 1, 1, 0, None, None, None)
+spin()
+time.sleep(1)
+"#;
+
+#[test]
+fn a_thread_without_python_stands_alone_while_its_starter_does_not_wait() {
+    for python in processes::pythons() {
+        let Some(scene) = Scene::new("busy starters") else { return };
+        let library = library(&scene, WITH);
+        let (setup, _) = PYTHON.split_once("def wait").expect("its end");
+        let program = format!("{setup}{BUSY}");
+        let mut run =
+            scene.capture(&["run", "-q", "-o", &scene.path("run.ktape"), "--", &python, "-c", &program, &library]);
+        assert!(run.status().expect("capture starts").success());
+        let stacks = launches(&scene, "run.ktape");
+        assert_eq!(stacks.len(), 51);
+        let natives = stacks.iter().filter(|stack| names(stack).contains(&"server_main"));
+        let alone = natives.filter(|stack| stack.iter().all(|frame| frame.kind == frame_kind::NATIVE)).count();
+        // One that is late may come while the starter sleeps.
+        assert!(alone >= 45, "{alone} of 50");
     }
 }
 
