@@ -10,34 +10,6 @@ use serde_json::Value;
 
 use crate::processes::{Scene, pythons};
 
-/// A program that launches from three functions, of whose time in launches so much is in each: 60, 30 and 10 of a hundred.
-const SHARES: &str = r#"
-import ctypes, sys
-cu = ctypes.CDLL("libcuda.so.1")
-def check(code):
-    if code: raise SystemExit(f"CUresult {code}")
-def handle(function, *arguments):
-    out = ctypes.c_void_p()
-    check(function(ctypes.byref(out), *arguments))
-    return out
-check(cu.cuInit(0))
-check(cu.cuCtxSetCurrent(handle(cu.cuDevicePrimaryCtxRetain, 0)))
-module = handle(cu.cuModuleLoadData, b"SIMCUDA-IMAGE\nkernel gemm\n")
-gemm = handle(cu.cuModuleGetFunction, module, b"gemm")
-stream = handle(cu.cuStreamCreate, 1)
-launch = cu.cuLaunchKernel
-launch.argtypes = [ctypes.c_void_p] + [ctypes.c_uint] * 7 + [ctypes.c_void_p] * 3
-def attention():
-    for _ in range(60): launch(gemm, 1, 1, 1, 32, 1, 1, 0, stream, None, None)
-def mlp():
-    for _ in range(30): launch(gemm, 1, 1, 1, 32, 1, 1, 0, stream, None, None)
-def norm():
-    for _ in range(10): launch(gemm, 1, 1, 1, 32, 1, 1, 0, stream, None, None)
-for index in range(int(sys.argv[1])):
-    attention(); mlp(); norm()
-    if index % 20 == 0: check(cu.cuStreamSynchronize(stream))
-"#;
-
 /// One sample, as a person reads it.
 struct Seen {
     tid: i64,
@@ -142,7 +114,7 @@ fn processes_without_python_are_sampled_too() {
 fn a_sample_in_a_call_has_the_stack_of_the_call() {
     for python in pythons() {
         let Some(scene) = Scene::new("CPU samples in calls") else { return };
-        record(&scene, "999", &["--launch-durations"], &[&python, "-c", SHARES, "2000"]);
+        record(&scene, "999", &["--launch-durations"], &[&python, &scene.fixture("workloads/shares.py"), "2000"]);
         let path = scene.path("run.ktape");
         let contents = Tape::open(Path::new(&path)).and_then(|tape| tape.read(&Wanted::default())).expect("a tape");
         let events = &contents.events;
