@@ -4,9 +4,10 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use ktape_format::definition::{Frame, Shape, frame_kind};
+use ktape_format::table::DefinitionKind;
 use ktape_format::{Table as _, Tape, Wanted};
 
-use crate::processes::{Scene, every_python};
+use crate::processes::{Scene, every_python, unsupported_pythons};
 
 /// A task for each argument, called so; one for `-` is called nothing. The launches of the first have grids of 2 blocks, those of
 /// the next of 3, and so on. Before them comes one launch, with 1: from then on the recorder knows where tasks are.
@@ -137,6 +138,26 @@ fn a_child_that_has_become_another_program_keeps_the_names_of_its_frames() {
             *found.entry(names.join(" ")).or_default() += 1;
         }
         assert_eq!(found, expected, "{version}");
+    }
+}
+
+#[test]
+fn launches_of_a_python_that_is_not_supported_are_recorded_and_the_reason_is_told() {
+    for (said, python) in unsupported_pythons() {
+        let Some(scene) = Scene::new("unsupported Pythons") else { return };
+        let tape = scene.path("run.ktape");
+        let mut run = scene.capture(&["run", "-o", &tape, "--", &python, &scene.fixture("workloads/shares.py"), "5"]);
+        let output = run.output().expect("capture starts");
+        assert!(output.status.success(), "{python}: {output:?}");
+        assert!(String::from_utf8_lossy(&output.stderr).contains(said), "{output:?}");
+        let launches = launches(Path::new(&tape));
+        assert_eq!(launches.len(), 500, "{python}");
+        assert!(launches.iter().all(|(_, frames)| frames.is_empty()), "{python}");
+        let contents = Tape::open(Path::new(&tape)).expect("it opens").read(&Wanted::default()).expect("it is read");
+        let definitions = &contents.definitions;
+        let kind = DefinitionKind::Process as u16;
+        let told = (1..=definitions.processes.len() as u32).filter_map(|id| definitions.property(kind, id, "python"));
+        assert!(told.into_iter().any(|told| told.contains(said)), "{python}");
     }
 }
 

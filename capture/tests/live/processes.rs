@@ -451,6 +451,20 @@ pub(crate) fn client(version: &str) -> Option<String> {
     python.exists().then(|| python.display().to_string())
 }
 
+/// Interpreters whose stacks are not recorded, with what is said of them; those that are not here are said.
+pub(crate) fn unsupported_pythons() -> Vec<(&'static str, String)> {
+    let unpacked = Path::new(env!("CARGO_MANIFEST_DIR")).join("../target/pythons/own-pypy/usr/bin/pypy3");
+    let pypy = unpacked.exists().then(|| unpacked.display().to_string());
+    let found = [("CPython 3.7 is not supported", python("3.7")), ("PyPy is not supported", pypy)];
+    let there = found.into_iter().filter_map(|(said, python)| {
+        if python.is_none() {
+            skip(&format!("none of which is said: {said}"));
+        }
+        python.map(|python| (said, python))
+    });
+    there.collect()
+}
+
 /// The executable of a version, on the path or of pyenv.
 fn python(version: &str) -> Option<String> {
     let says = |program: &str, arguments: &[&str]| {
