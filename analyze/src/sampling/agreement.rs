@@ -135,7 +135,10 @@ fn wilson(hits: u64, of: u64) -> (f64, f64) {
     let middle = p + Z * Z / (2.0 * n);
     let spread = Z * (p * (1.0 - p) / n + Z * Z / (4.0 * n * n)).sqrt();
     let scale = 1.0 + Z * Z / n;
-    (((middle - spread) / scale).max(0.0), ((middle + spread) / scale).min(1.0))
+    // Of none and of all the one end is exact, and what is calculated is not.
+    let low = if hits == 0 { 0.0 } else { (middle - spread) / scale };
+    let high = if hits == of { 1.0 } else { (middle + spread) / scale };
+    (low, high)
 }
 
 #[cfg(test)]
@@ -153,6 +156,13 @@ mod tests {
         assert_eq!(rounded(0, 10), (0.0, 278.0));
         assert_eq!(rounded(500, 1000), (469.0, 531.0));
         assert_eq!(rounded(0, 0), (0.0, 1000.0));
+    }
+
+    #[test]
+    fn no_samples_agree_with_a_share_of_nothing() {
+        for of in 1..1000 {
+            assert_eq!((wilson(0, of).0, wilson(of, of).1), (0.0, 1.0), "{of}");
+        }
     }
 
     #[test]

@@ -218,7 +218,7 @@ fn write_agreement(
         sentence += " There is nothing to compare shares by.";
         return writeln!(out, "{}", wrapped(&sentence, columns));
     }
-    let what = noun(comparison.by, 1);
+    let what = noun(comparison.by, 1).to_lowercase();
     sentence += &format!(" The {what} of {} of {} is that of the call", HumanCount(*same_row), HumanCount(told));
     if *without_stack > 0 {
         sentence += &format!("; {} more have none", HumanCount(*without_stack));
