@@ -13,8 +13,10 @@
 #![feature(core_intrinsics)]
 #![expect(internal_features, reason = "see above")]
 
+mod bodies;
 mod maps;
 mod sample;
+mod sent;
 mod stack;
 
 use aya_ebpf::EbpfContext as _;
@@ -227,7 +229,7 @@ fn code_freed(ctx: ProbeContext) -> u32 {
     let pid = (bpf_get_current_pid_tgid() >> 32) as u32;
     if let Some(target) = TARGETS.get_ptr(pid) {
         // SAFETY: the context of a probe is its registers.
-        stack::forget(target, pid, unsafe { (*ctx.regs).rdi });
+        sent::forget(target, pid, unsafe { (*ctx.regs).rdi });
     }
     0
 }
@@ -240,7 +242,7 @@ fn libraries(_: ProbeContext) -> u32 {
     if let Some(target) = TARGETS.get_ptr(pid) {
         // SAFETY: a map's value.
         if unsafe { (*target).native } != 0 {
-            stack::renew(pid);
+            sent::renew(pid);
         }
         // SAFETY: a helper without arguments.
         tell(life::LIBRARIES, unsafe { bpf_ktime_get_ns() }, pid_tid, 0);

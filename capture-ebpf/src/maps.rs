@@ -118,12 +118,10 @@ pub(crate) struct Space {
     pub(crate) pid_tid: u64,
     pub(crate) thread_pointer: u64,
     pub(crate) search: Search,
-    /// The state of the thread that is walked, though another calls, that thread, and what the two have to do with one another
-    /// ([`relation`](ktape_ebpf::wire::relation)).
-    pub(crate) awaiting_state: u64,
-    pub(crate) awaiting_tid: u32,
+    /// What the thread that is walked has to do with the calling one ([`relation`](ktape_ebpf::wire::relation)), and its state
+    /// where it is another.
     pub(crate) relation: u32,
-    pub(crate) reserved: u32,
+    pub(crate) awaiting_state: u64,
     /// Whether native frames are wanted.
     pub(crate) wants_native: u32,
     pub(crate) hash: u64,

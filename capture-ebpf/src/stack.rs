@@ -4,9 +4,8 @@
 //! no Python has its native frames, under the Python frames of one that has started it and waits.
 //!
 //! The walk is that of `python.rs`, driven by `bpf_loop`. Its state lies in a map's value: on the program's stack the verifier
-//! would follow its counter through every iteration and give up. A stack that was not seen before is sent once, and before it
-//! the code objects in it that were not: so user space knows a stack before the call that has it, and can name its frames even
-//! if the process is gone by then.
+//! would follow its counter through every iteration and give up. A stack that was not seen before is sent once (`bodies.rs`,
+//! `sent.rs`), before the call that has it: so user space can name its frames even if the process is gone by then.
 
 use core::ffi::c_void;
 use core::intrinsics::{AtomicOrdering, atomic_cxchg};
@@ -16,22 +15,19 @@ use aya_ebpf::bindings::{BPF_F_USER_STACK, task_struct};
 use aya_ebpf::helpers::bpf_probe_read_kernel;
 use aya_ebpf::helpers::generated::{bpf_get_current_task, bpf_get_stack, bpf_loop, bpf_probe_read_user};
 use ktape_ebpf::python::{
-    self, CodeBody, FILE_BYTES, LINE_TABLE_BYTES, MAX_FRAMES, MAX_SEARCH, MAX_SEARCH_IN_INTERRUPT, MAX_STEPS, Memory,
-    NAME_BYTES, Part, RawFrame, Step, TASK_NAME_BYTES,
+    self, MAX_FRAMES, MAX_SEARCH, MAX_SEARCH_IN_INTERRUPT, MAX_STEPS, Memory, RawFrame, Step, TASK_NAME_BYTES,
 };
-use ktape_ebpf::wire::{
-    CodeRecord, Counters, MAX_NATIVE_FRAMES, MOST_PIECES, NativeBody, PIECE_BYTES, StackBody, Target, TextPiece,
-    Walked, kind, relation, text,
-};
+use ktape_ebpf::wire::{Counters, MAX_NATIVE_FRAMES, Target, Walked, kind, relation};
 
+use crate::bodies::{send_body, send_code, send_native};
 use crate::maps::{
-    EPOCH_ENTRIES, EPOCHS, EVENTS, INTERPRETERS, KNOWN, KNOWN_ENTRIES, Long, ROTATION, SENT, SENT_ENTRIES, SPACES,
-    SPACES_A_PROCESSOR, STARTERS, STATES, SentKey, Space, Starter, TASK_THREAD_POINTER, count, send, setting, wake,
-    with_room,
+    INTERPRETERS, SPACES, SPACES_A_PROCESSOR, STARTERS, STATES, SentKey, Space, Starter, TASK_THREAD_POINTER, count,
+    send, setting,
 };
+use crate::sent::{epoch, generation, mix, remember, rotation, was_sent};
 
 /// The memory of the process that the program runs in.
-struct User;
+pub(crate) struct User;
 
 impl Memory for User {
     #[inline(always)]
@@ -138,6 +134,13 @@ fn space(index: u32) -> Option<&'static mut Space> {
     unsafe { SPACES.get_ptr_mut(index)?.as_mut() }
 }
 
+/// The space that `walk` works in.
+#[inline(always)]
+pub(crate) fn space_of(context: *mut c_void) -> Option<&'static mut Space> {
+    // SAFETY: `walk` gives the number of the space that it took.
+    space(unsafe { *context.cast::<u32>() })
+}
+
 /// The hash of the stack of a work space's thread. `None` where it could not be read at all.
 #[inline(always)]
 fn walk(seen: Seen, target: *mut Target, index: u32) -> Option<u64> {
@@ -187,7 +190,7 @@ fn begin(seen: Seen, target: *mut Target, index: u32, of_loops: *mut c_void) -> 
     let space = space(index)?;
     let frame = if state == 0 { 0 } else { python::first_frame(&User, &space.interpreter.layout, state)? };
     space.hash = mix(HASH_SEED, space.epoch);
-    (space.awaiting_tid, space.relation) = (0, relation::SAME);
+    space.relation = relation::SAME;
     space.native_body.depth = 0;
     (space.task_frame, space.task.hash) = (0, 0);
     space.walk.begin(frame);
@@ -206,9 +209,9 @@ fn begin(seen: Seen, target: *mut Target, index: u32, of_loops: *mut c_void) -> 
         return Some(());
     }
     // SAFETY: a map's value.
-    let (last, last_tid) = unsafe { ((*target).last_state, (*target).last_tid as u32) };
+    let last = unsafe { (*target).last_state };
     if last != 0 && last != state {
-        await_thread(space, last, last_tid, relation::LAST_CALLER);
+        await_thread(space, last, relation::LAST_CALLER);
     }
     Some(())
 }
@@ -238,7 +241,7 @@ fn await_starter(space: &mut Space, own_state: u64) -> bool {
             && state != 0
             && state != own_state
         {
-            await_thread(space, state, tid as u32, relation::STARTER);
+            await_thread(space, state, relation::STARTER);
             return true;
         }
         up += 1;
@@ -248,12 +251,12 @@ fn await_starter(space: &mut Space, own_state: u64) -> bool {
 
 /// Begins the walk at another thread, if that waits. Where its memory is gone it has ended, and waits no more.
 #[inline(always)]
-fn await_thread(space: &mut Space, state: u64, tid: u32, relation: u32) {
+fn await_thread(space: &mut Space, state: u64, relation: u32) {
     if python::runs_python(&User, &space.interpreter, state) == Some(false)
         && let Some(frame) = python::first_frame(&User, &space.interpreter.layout, state)
         && frame != 0
     {
-        (space.awaiting_state, space.awaiting_tid, space.relation) = (state, tid, relation);
+        (space.awaiting_state, space.relation) = (state, relation);
         space.walk.begin(frame);
     }
 }
@@ -310,8 +313,10 @@ extern "C" fn search(_: u32, context: *mut c_void) -> i64 {
 #[inline(always)]
 fn still_awaiting(index: u32) -> Option<()> {
     let space = space(index)?;
-    if space.awaiting_tid != 0 && python::runs_python(&User, &space.interpreter, space.awaiting_state) != Some(false) {
-        (space.awaiting_tid, space.relation) = (0, relation::SAME);
+    if space.relation != relation::SAME
+        && python::runs_python(&User, &space.interpreter, space.awaiting_state) != Some(false)
+    {
+        space.relation = relation::SAME;
         space.hash = mix(HASH_SEED, space.epoch);
         space.task_frame = 0;
         space.walk.begin(0);
@@ -368,19 +373,6 @@ fn may_be_code(address: u64, seen: Seen, thread_pointer: u64) -> bool {
         Seen::Running(_) => false,
     };
     address >= USER.start && address < USER.end && !is_on_stack
-}
-
-#[inline(always)]
-fn mix(hash: u64, word: u64) -> u64 {
-    let mixed = (hash ^ word).wrapping_mul(0xd6e8_feb8_6659_fd93);
-    mixed ^ mixed >> 32
-}
-
-/// The space that `walk` works in.
-#[inline(always)]
-fn space_of(context: *mut c_void) -> Option<&'static mut Space> {
-    // SAFETY: `walk` gives the number of the space that it took.
-    space(unsafe { *context.cast::<u32>() })
 }
 
 /// Steps in one turn of the loop: what a turn costs by itself is then shared.
@@ -449,216 +441,4 @@ fn add_task(space: &mut Space) {
     } else {
         space.bodies_lost = 1;
     }
-}
-
-/// Sends one frame's code object, if it was not sent before. Returns 1 to end the loop.
-#[inline(never)]
-extern "C" fn send_code(index: u32, context: *mut c_void) -> i64 {
-    let Some(space) = space_of(context) else { return 1 };
-    if index >= space.walk.count {
-        return 1;
-    }
-    let code = space.walk.frames[index as usize % MAX_FRAMES].code;
-    let key = SentKey { what: code | 1, generation: space.generation };
-    if was_sent(&key) {
-        return 0;
-    }
-    let sent = send_long_texts(space, code, context)
-        && with_room(|record: *mut CodeRecord| {
-            // SAFETY: the record is reserved and as large as its type.
-            unsafe {
-                (&raw mut (*record).kind).write(kind::CODE);
-                (&raw mut (*record).rotation).write(space.rotation as u32);
-                (&raw mut (*record).pid_tid).write(space.pid_tid);
-                let body: &mut CodeBody = &mut (*record).body;
-                python::copy_code(&User, &space.interpreter.layout, code, body);
-            }
-            true
-        });
-    if sent {
-        remember(&key);
-    } else {
-        space.bodies_lost = 1;
-    }
-    0
-}
-
-/// Sends what is too long for a code object's record. False if the ring buffer is full.
-#[inline(always)]
-fn send_long_texts(space: &mut Space, code: u64, context: *mut c_void) -> bool {
-    space.text_lost = 0;
-    let layout = &space.interpreter.layout;
-    let (file, name) = (Part::file(&User, layout, code), Part::name(&User, layout, code));
-    let line_table = Part::line_table(&User, layout, code);
-    send_long(space, code, text::FILE, file, FILE_BYTES, context);
-    send_long(space, code, text::NAME, name, NAME_BYTES, context);
-    send_long(space, code, text::LINE_TABLE, line_table, LINE_TABLE_BYTES, context);
-    space.text_lost == 0
-}
-
-/// Sends a text in pieces, if it is longer than what there is room for elsewhere.
-#[inline(always)]
-fn send_long(space: &mut Space, code: u64, text: u32, part: Option<Part>, room: usize, context: *mut c_void) {
-    // Without a part its length is 0.
-    let (address, length) = part.map_or((0, 0), |part| (part.address, part.length));
-    if length <= room as u64 || length > (MOST_PIECES * PIECE_BYTES) as u64 {
-        return;
-    }
-    space.long = Long { code, address, length, text: u64::from(text) };
-    // SAFETY: as in `walk`.
-    unsafe { bpf_loop(MOST_PIECES as u32, send_piece as *mut c_void, context, 0) };
-}
-
-/// Sends one piece of a long text. Returns 1 to end the loop.
-#[inline(never)]
-extern "C" fn send_piece(index: u32, context: *mut c_void) -> i64 {
-    let Some(space) = space_of(context) else { return 1 };
-    let offset = u64::from(index) * PIECE_BYTES as u64;
-    if offset >= space.long.length {
-        return 1;
-    }
-    let left = space.long.length - offset;
-    let length = if left > PIECE_BYTES as u64 { PIECE_BYTES as u64 } else { left };
-    let sent = with_room(|record: *mut TextPiece| {
-        // SAFETY: the record is reserved and as large as its type; the helper checks the source.
-        unsafe {
-            (&raw mut (*record).kind).write(kind::TEXT_PIECE);
-            (&raw mut (*record).text).write(space.long.text as u32);
-            (&raw mut (*record).pid_tid).write(space.pid_tid);
-            (&raw mut (*record).code).write(space.long.code);
-            (&raw mut (*record).offset).write(offset);
-            let bytes = (&raw mut (*record).bytes).cast();
-            let from = space.long.address.wrapping_add(offset) as *const c_void;
-            let is_read = bpf_probe_read_user(bytes, length as u32, from) == 0;
-            (&raw mut (*record).length).write(if is_read { length } else { 0 });
-        }
-        false
-    });
-    if !sent {
-        space.text_lost = 1;
-        return 1;
-    }
-    0
-}
-
-/// Whether user space knows this already.
-#[inline(always)]
-fn was_sent(key: &SentKey) -> bool {
-    let fingerprint = mix(key.what, key.generation);
-    let Some(known) = KNOWN.get_ptr_mut(fingerprint as u32 % KNOWN_ENTRIES) else { return false };
-    // SAFETY: a map's value. One word, so that whoever else writes it meanwhile writes it whole.
-    if unsafe { *known } == fingerprint {
-        return true;
-    }
-    let was_sent = SENT.get_ptr(key).is_some();
-    if was_sent {
-        // SAFETY: as above.
-        unsafe { *known = fingerprint };
-    }
-    was_sent
-}
-
-#[inline(always)]
-fn remember(key: &SentKey) {
-    // A full map forgets the oldest, which is then sent again.
-    let _ = SENT.insert(key, 1, 0);
-    if let Some(rotation) = ROTATION.get_ptr_mut(0) {
-        // SAFETY: a map's value. If two come here at once it rotates twice: more is sent again then, and no less is known.
-        unsafe {
-            count(&raw mut (*rotation).sent);
-            if (*rotation).sent > u64::from(SENT_ENTRIES / 2) {
-                (*rotation).sent = 0;
-                count(&raw mut (*rotation).number);
-            }
-        }
-    }
-}
-
-/// The number of the rotation.
-#[inline(always)]
-fn rotation() -> u64 {
-    // SAFETY: a map's value.
-    ROTATION.get(0).map_or(0, |rotation| unsafe { core::ptr::read_volatile(&raw const rotation.number) })
-}
-
-/// What a [`SentKey`] has of a program's generation, which is a time, and a rotation.
-#[inline(always)]
-fn generation(of_program: u64, rotation: u64) -> u64 {
-    of_program.wrapping_add(rotation << 48)
-}
-
-/// See `EPOCHS`.
-#[inline(always)]
-fn epoch(pid: u32) -> u64 {
-    // SAFETY: a map's value.
-    EPOCHS.get(pid % EPOCH_ENTRIES).map_or(0, |epoch| unsafe { core::ptr::read_volatile(epoch) })
-}
-
-/// Makes all stacks of a process new: what has the address of an unmapped library may be another.
-#[inline(always)]
-pub(crate) fn renew(pid: u32) {
-    if let Some(epoch) = EPOCHS.get_ptr_mut(pid % EPOCH_ENTRIES) {
-        count(epoch);
-    }
-}
-
-/// A code object is about to be freed: what comes to its address is another.
-#[inline(always)]
-pub(crate) fn forget(target: *const Target, pid: u32, code: u64) {
-    // SAFETY: a map's value.
-    let key = SentKey { what: code | 1, generation: generation(unsafe { (*target).generation }, rotation()) };
-    let mut was_known = SENT.remove(key).is_ok();
-    let fingerprint = mix(key.what, key.generation);
-    if let Some(known) = KNOWN.get_ptr_mut(fingerprint as u32 % KNOWN_ENTRIES) {
-        // SAFETY: as in `was_sent`.
-        unsafe {
-            if *known == fingerprint {
-                *known = 0;
-                was_known = true;
-            }
-        }
-    }
-    if was_known {
-        renew(pid);
-    }
-}
-
-/// Sends the native frames, if there are any.
-#[inline(always)]
-fn send_native(space: &mut Space) -> bool {
-    let depth = space.native_body.depth;
-    if depth == 0 {
-        return true;
-    }
-    let depth = if depth > MAX_NATIVE_FRAMES as u32 { MAX_NATIVE_FRAMES as u32 } else { depth };
-    space.native_body = NativeBody { kind: kind::NATIVE_BODY, depth, pid_tid: space.pid_tid, stack: space.hash };
-    let bytes = size_of::<NativeBody>() as u64 + u64::from(depth) * 8;
-    // SAFETY: the frames lie behind the body, as `maps.rs` asserts.
-    let record = unsafe { core::slice::from_raw_parts((&raw const space.native_body).cast::<u8>(), bytes as usize) };
-    EVENTS.output::<[u8]>(record, wake(false)).is_ok()
-}
-
-#[inline(always)]
-fn send_body(space: &mut Space) -> bool {
-    let count = space.walk.count;
-    let frames = if count > MAX_FRAMES as u32 { MAX_FRAMES as u32 } else { count };
-    space.body = StackBody {
-        kind: kind::STACK_BODY,
-        depth: frames,
-        pid_tid: space.pid_tid,
-        stack: space.hash,
-        epoch: space.epoch,
-        task: space.task.hash,
-        task_at: space.task_at,
-        end: space.walk.end,
-        waiting_tid: space.awaiting_tid,
-        relation: space.relation,
-        native: space.native_body.depth,
-        reserved: 0,
-    };
-    let bytes = size_of::<StackBody>() as u64 + u64::from(frames) * size_of::<RawFrame>() as u64;
-    // SAFETY: the frames lie behind the body, as `maps.rs` asserts.
-    let record = unsafe { core::slice::from_raw_parts((&raw const space.body).cast::<u8>(), bytes as usize) };
-    // No hurry: what its frames are called is in the buffer before it.
-    EVENTS.output::<[u8]>(record, wake(false)).is_ok()
 }

@@ -205,14 +205,10 @@ pub struct StackBody {
     pub task_at: u32,
     /// How the walk ended: an [`End`].
     pub end: u32,
-    /// The thread whose frames these are: one that waits, where the calling one runs no Python; else 0.
-    pub waiting_tid: u32,
-    /// What that thread has to do with the calling one: see [`relation`].
+    /// Whose frames these are: the calling thread's, or where that runs no Python one's that waits. See [`relation`].
     pub relation: u32,
     /// How many native frames were sent before this.
     pub native: u32,
-    /// 0
-    pub reserved: u32,
 }
 
 /// What a thread that waits has to do with the one that calls.

@@ -3,5 +3,6 @@
 mod libraries;
 mod losses;
 mod processes;
+mod python;
 pub mod session;
 pub mod summary;

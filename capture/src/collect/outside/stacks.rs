@@ -212,7 +212,8 @@ impl Stacks {
         if let Some(why) = incomplete(body.end) {
             stack.mark(why)?;
         }
-        for (at, frame) in frames.filter_map(RawFrame::read).enumerate().collect::<Vec<_>>().into_iter().rev() {
+        for (at, frame) in frames.enumerate().rev() {
+            let Some(frame) = RawFrame::read(frame) else { continue };
             // The task stands between the frame that runs it and that one's caller.
             if body.task != 0 && at + 1 == body.task_at as usize {
                 let name = self.tasks.get(&body.task).map_or("[unknown]", |(name, _)| name);
