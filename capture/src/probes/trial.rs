@@ -157,7 +157,7 @@ mod tests {
     }
 
     #[test]
-    #[ignore = "a part of the test above"]
+    #[ignore = "the_kernel_does_what_we_think runs it, once for each instruction, in a process that nothing was stepped in"]
     fn in_a_process_of_its_own() {
         let hex = std::env::var(CODE).expect("the test above says which");
         let byte = |at| u8::from_str_radix(&hex[at..at + 2], 16).expect("two digits");

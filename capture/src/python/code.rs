@@ -306,4 +306,63 @@ mod tests {
         assert_eq!(decode(&wider, 4), "🐍x");
         assert_eq!(decode(&0xdc80_u16.to_ne_bytes(), 2), "\u{fffd}");
     }
+
+    /// Memory from 0 on.
+    struct Flat(Vec<u8>);
+
+    impl Flat {
+        fn put(&mut self, address: usize, bytes: &[u8]) {
+            self.0[address..][..bytes.len()].copy_from_slice(bytes);
+        }
+    }
+
+    impl Memory for Flat {
+        fn read(&self, address: u64, into: &mut [u8]) -> bool {
+            let found = self.0.get(address as usize..).and_then(|bytes| bytes.get(..into.len()));
+            found.inspect(|found| into.copy_from_slice(found)).is_some()
+        }
+    }
+
+    #[test]
+    fn a_name_that_did_not_fit_is_read_again_unless_it_is_another_by_now() {
+        let layout = Layout::of(0x030c, false).unwrap();
+        let (code, string) = (0x1000, 0x2000);
+        let memory = |text: &[u8]| {
+            let mut memory = Flat(vec![0; 0x3000]);
+            memory.put(code + usize::from(layout.code_name), &(string as u64).to_ne_bytes());
+            memory.put(string + 16, &(text.len() as u64).to_ne_bytes());
+            // One byte a character, compact, ASCII.
+            memory.put(string + 32, &(1_u32 << 2 | 1 << 5 | 1 << 6).to_ne_bytes());
+            memory.put(string + usize::from(layout.ascii_text), text);
+            memory
+        };
+        let mut body = CodeBody { code: code as u64, ..CodeBody::default() };
+        (body.name.length, body.name.width) = (300, 1);
+        body.name.bytes.fill(b'a');
+        let name = |long: &LongTexts, memory: Option<&Flat>| Code::new(&body, long, &layout, memory).name.to_string();
+        let whole = [[b'a'; 256].as_slice(), &[b'b'; 44]].concat();
+        let cut = "a".repeat(256) + "…";
+        let none = LongTexts::default();
+        assert_eq!(name(&none, Some(&memory(&whole))).as_bytes(), whole);
+        // Another length, another beginning, and a process that is gone.
+        assert_eq!(name(&none, Some(&memory(&whole[1..]))), cut);
+        assert_eq!(name(&none, Some(&memory(&[b'c'; 300]))), cut);
+        assert_eq!(name(&none, None), cut);
+        // What came in pieces needs no process; if a piece got lost it is not the whole.
+        let pieces = |text: &[u8]| [None, Some(text.to_vec()), None];
+        assert_eq!(name(&pieces(&whole), None).as_bytes(), whole);
+        assert_eq!(name(&pieces(&whole[..299]), None), cut);
+    }
+
+    #[test]
+    fn before_3_11_every_frame_is_shown() {
+        let frame = RawFrame { code: 0, instruction: -1, kind: raw_kind::FUNCTION };
+        let body = |first_traceable| CodeBody { first_traceable, ..CodeBody::default() };
+        let hides = |body: &CodeBody| {
+            let layout = Layout::of(0x0308, false).unwrap();
+            Code::new(body, &LongTexts::default(), &layout, None::<&Flat>).hides(&frame)
+        };
+        assert!(!hides(&CodeBody::default()));
+        assert!(hides(&body(2)));
+    }
 }

@@ -171,6 +171,15 @@ fn a_million_launches_are_recorded_exactly() {
     }
 }
 
+/// The kernel's map of what was sent is half full with 65,536: then everything counts as not sent.
+#[test]
+fn more_stacks_than_are_remembered_are_recorded_exactly() {
+    if let Some(python) = pythons().pop() {
+        let arguments = ["--launches", "150000", "--threads", "1", "--depth", "24", "--distinct-stacks", "70000"];
+        record_exactly("many stacks", &python, "workloads/launches.py", &arguments);
+    }
+}
+
 #[test]
 fn real_clients_are_recorded_exactly() {
     for version in ["311", "312"] {

@@ -9,7 +9,7 @@ use ktape_format::table::DefinitionKind;
 use ktape_format::{Table as _, Tape, Wanted};
 
 use crate::EXACT;
-use crate::processes::{Scene, Target, pythons, skip};
+use crate::processes::{Scene, Target, pythons, skip, with_driver};
 
 /// What nvcc makes of a program with two kernels: a stub as of CUDA 12, which launches by its own address, and one as of
 /// CUDA 13, which asks once for a handle. The host's names are not the device's.
@@ -59,17 +59,8 @@ for line in sys.stdin:
 
 /// Launches twelve kernels of a module, whose handles it has from the start, in turn. From the turn 200 on it asks for those of
 /// the first `ASKED` again.
-const LAUNCH_MODULE: &str = r#"
-import ctypes, sys
-cu = ctypes.CDLL("libcuda.so.1")
-def check(code):
-    if code: raise SystemExit(f"CUresult {code}")
-def handle(function, *arguments):
-    out = ctypes.c_void_p()
-    check(function(ctypes.byref(out), *arguments))
-    return out
-check(cu.cuInit(0))
-check(cu.cuCtxSetCurrent(handle(cu.cuDevicePrimaryCtxRetain, 0)))
+const LAUNCH_MODULE: &str = with_driver!(
+    r#"
 names = [f"triton_{'x' * (40 * n)}_{n}" for n in range(12)]
 image = "SIMCUDA-IMAGE\n" + "".join(f"kernel {name}\n" for name in names)
 module = handle(cu.cuModuleLoadData, image.encode())
@@ -82,7 +73,8 @@ for line in sys.stdin:
         if index == 200:
             for name in names[:ASKED]: handle(cu.cuModuleGetFunction, module, name.encode())
     print(index, flush=True)
-"#;
+"#
+);
 
 /// The launched kernels of a tape: what they are called in the end, and where that is from.
 fn launched(tape: &str) -> BTreeMap<String, String> {
@@ -167,17 +159,8 @@ fn too_few_known_names_leave_the_others_unknown() {
 }
 
 /// Captures a graph of one launch at the start, and another at the turn 100; launches the newest of them each turn.
-const LAUNCH_GRAPHS: &str = r#"
-import ctypes, sys
-cu = ctypes.CDLL("libcuda.so.1")
-def check(code):
-    if code: raise SystemExit(f"CUresult {code}")
-def handle(function, *arguments):
-    out = ctypes.c_void_p()
-    check(function(ctypes.byref(out), *arguments))
-    return out
-check(cu.cuInit(0))
-check(cu.cuCtxSetCurrent(handle(cu.cuDevicePrimaryCtxRetain, 0)))
+const LAUNCH_GRAPHS: &str = with_driver!(
+    r#"
 module = handle(cu.cuModuleLoadData, b"SIMCUDA-IMAGE\nkernel gemm\n")
 gemm = handle(cu.cuModuleGetFunction, module, b"gemm")
 stream = handle(cu.cuStreamCreate, 1)
@@ -195,7 +178,8 @@ for line in sys.stdin:
         check(cu.cuGraphLaunch(graph, stream))
         index += 1
     print(index, flush=True)
-"#;
+"#
+);
 
 #[test]
 fn launches_of_graphs_from_before_are_counted() {

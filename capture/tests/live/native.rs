@@ -10,7 +10,7 @@ use ktape_format::table::DefinitionKind;
 use ktape_format::{Table as _, Tape, Wanted};
 use object::{Object as _, ObjectSymbol as _};
 
-use crate::processes::{self, Scene};
+use crate::processes::{self, Scene, with_driver};
 
 /// A library between a program and the driver.
 const LIBRARY: &str = r#"
@@ -58,30 +58,36 @@ int launch_in_thread(void *kernel, void *stream) {
 }
 "#;
 
-/// Calls a function of the library, which is named by the argument. It lives on for a while, as what is mapped where can't be
-/// asked of a process that is gone, and this machine may have more to do.
-const PYTHON: &str = r#"
-import ctypes, sys, time
-cu = ctypes.CDLL("libcuda.so.1")
-library = ctypes.CDLL(sys.argv[1])
-def handle(function, *arguments):
-    out = ctypes.c_void_p()
-    assert function(ctypes.byref(out), *arguments) == 0
-    return out
-assert cu.cuInit(0) == 0
-assert cu.cuCtxSetCurrent(handle(cu.cuDevicePrimaryCtxRetain, 0)) == 0
+/// What the programs begin with: a kernel, and a call that the recorder sees.
+const KERNEL: &str = with_driver!(
+    r#"
+import threading, time
 handle(cu.cuMemAlloc_v2, ctypes.c_size_t(4096))
 kernel = handle(cu.cuModuleGetFunction, handle(cu.cuModuleLoadData, b"SIMCUDA-IMAGE\nkernel gemm\n"), b"gemm")
+"#
+);
+
+/// Opens the library that the first argument names.
+const OPEN: &str = "library = ctypes.CDLL(sys.argv[1])\n";
+
+/// Calls a function of the library, which the second argument names. It lives on for a while, as what is mapped where can't be
+/// asked of a process that is gone, and this machine may have more to do.
+const WAIT: &str = r#"
 def wait():
     assert library[sys.argv[2]](kernel, None) == 0
 wait()
 time.sleep(1)
 "#;
 
+/// A program on the library.
+fn program(rest: &str) -> String {
+    [KERNEL, OPEN, rest].concat()
+}
+
 /// Calls one library, unloads it, and calls another, which mostly comes to the same place. What is mapped has to be seen
 /// before it is gone, so there is a second for that.
 const EXCHANGE: &str = r#"
-import _ctypes, time
+import _ctypes
 for file in sys.argv[1:]:
     library = ctypes.CDLL(file)
     time.sleep(1)
@@ -209,7 +215,7 @@ fn a_thread_without_python_has_its_native_frames_below_the_thread_that_waits() {
         let Some(scene) = Scene::new("threads without Python") else { return };
         let library = library(&scene, WITH);
         for options in [&[][..], &["--native"]] {
-            let stack = record(&scene, options, &[&python, "-c", PYTHON, &library, "launch_in_thread"]);
+            let stack = record(&scene, options, &[&python, "-c", &program(WAIT), &library, "launch_in_thread"]);
             let (natives, marks, pythons) = parts(&stack);
             let launching = ["cuLaunchKernel", "launch_inner", "launch_outer", "thread_main"];
             assert_eq!(names(natives)[..4], launching, "{stack:?}");
@@ -223,7 +229,6 @@ fn a_thread_without_python_has_its_native_frames_below_the_thread_that_waits() {
 
 /// While the first thread waits for native threads, another launches.
 const OTHERS: &str = r#"
-import threading
 over = False
 def other():
     while not over:
@@ -244,8 +249,7 @@ fn a_thread_without_python_stands_below_its_starter_whoever_called_last() {
     for python in processes::pythons() {
         let Some(scene) = Scene::new("threads of two") else { return };
         let library = library(&scene, WITH);
-        let (setup, _) = PYTHON.split_once("def wait").expect("its end");
-        let program = format!("{setup}{OTHERS}");
+        let program = program(OTHERS);
         let mut run = scene.capture(&["run", "-o", &scene.path("run.ktape"), "--", &python, "-c", &program, &library]);
         assert!(run.status().expect("capture starts").success());
         let mut natives = 0;
@@ -283,8 +287,7 @@ fn a_thread_without_python_stands_alone_while_its_starter_does_not_wait() {
     for python in processes::pythons() {
         let Some(scene) = Scene::new("busy starters") else { return };
         let library = library(&scene, WITH);
-        let (setup, _) = PYTHON.split_once("def wait").expect("its end");
-        let program = format!("{setup}{BUSY}");
+        let program = program(BUSY);
         let mut run =
             scene.capture(&["run", "-q", "-o", &scene.path("run.ktape"), "--", &python, "-c", &program, &library]);
         assert!(run.status().expect("capture starts").success());
@@ -316,8 +319,7 @@ fn a_thread_that_is_older_than_the_recording_stands_below_the_last_caller() {
     for python in processes::pythons() {
         let Some(scene) = Scene::new("older threads") else { return };
         let library = library(&scene, WITH);
-        let (setup, _) = PYTHON.split_once("def wait").expect("its end");
-        let program = format!("{}{SERVER}", setup.replace("sys.argv[1]", &format!("{library:?}")));
+        let program = program(SERVER).replace("sys.argv[1]", &format!("{library:?}"));
         let mut target = processes::Target::start(&scene, &python, &program);
         let recorder = scene.attach(&target, "late.ktape");
         target.go_on_until(50);
@@ -338,7 +340,7 @@ fn below_python_stand_the_frames_of_what_it_called() {
     for python in processes::pythons() {
         let Some(scene) = Scene::new("native frames below Python") else { return };
         let library = library(&scene, WITH);
-        let command = [&python, "-c", PYTHON, &library, "launch_outer"];
+        let command = [&python, "-c", &program(WAIT), &library, "launch_outer"];
         let stack = record(&scene, &["--native"], &command);
         let (natives, marks, pythons) = parts(&stack);
         assert_eq!(names(natives)[..3], ["cuLaunchKernel", "launch_inner", "launch_outer"], "{natives:?}");
@@ -361,8 +363,7 @@ fn a_library_in_the_place_of_an_unloaded_one_has_its_own_frames() {
         let Some(scene) = Scene::new("exchanged libraries") else { return };
         let own = |name: &str| compile(&scene, LIBRARY, name, &["-shared", "-fPIC", WITH]);
         let libraries = ["libone.so", "libtwo.so", "libthree.so"].map(own);
-        let setting_up = PYTHON.split("def wait").next().expect("the first part");
-        let program = format!("{}{EXCHANGE}", setting_up.replace("library = ctypes.CDLL(sys.argv[1])\n", ""));
+        let program = [KERNEL, EXCHANGE].concat();
         let mut run =
             scene.capture(&["run", "--native", "-o", &scene.path("run.ktape"), "--", &python, "-c", &program]);
         let output = run.args(&libraries).output().expect("capture starts");
@@ -397,7 +398,7 @@ fn a_stack_through_code_without_frame_pointers_ends_and_says_so() {
     for python in processes::pythons() {
         let Some(scene) = Scene::new("code without frame pointers") else { return };
         let library = library(&scene, WITHOUT);
-        let stack = record(&scene, &["--native"], &[&python, "-c", PYTHON, &library, "launch_outer"]);
+        let stack = record(&scene, &["--native"], &[&python, "-c", &program(WAIT), &library, "launch_outer"]);
         let (natives, _, pythons) = parts(&stack);
         // The probe is hit before the driver's function has set its own frame up, so who called it is known all the same.
         assert_eq!(names(natives)[..2], ["cuLaunchKernel", "launch_inner"], "{stack:?}");
@@ -414,7 +415,7 @@ fn analyze_names_what_was_recorded() {
     let Some(python) = processes::pythons().pop() else { return };
     let Some(scene) = Scene::new("names of native frames") else { return };
     let library = library(&scene, WITH);
-    record(&scene, &["--native"], &[&python, "-c", PYTHON, &library, "launch_outer"]);
+    record(&scene, &["--native"], &[&python, "-c", &program(WAIT), &library, "launch_outer"]);
     let output = Command::new(&analyze)
         .args(["flamegraph", "--folded", "--value", "launches", &scene.path("run.ktape")])
         .output()

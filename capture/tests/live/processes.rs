@@ -10,9 +10,32 @@ use ktape_simcuda_truth::Truth;
 
 use crate::exact::{self, Compared};
 
-/// A program that launches, waits and copies: as often as its argument says, else up to each number on its standard input.
-pub(crate) const LAUNCHES: &str = r#"
+/// A program behind what sets the driver up: `cu`, with a context; `check` ends the program at an error; `handle` calls what hands
+/// something out through its first argument.
+macro_rules! with_driver {
+    ($program:literal) => {
+        concat!(
+            r#"
 import ctypes, sys
+cu = ctypes.CDLL("libcuda.so.1")
+def check(code):
+    if code: raise SystemExit(f"CUresult {code}")
+def handle(function, *arguments):
+    out = ctypes.c_void_p()
+    check(function(ctypes.byref(out), *arguments))
+    return out
+check(cu.cuInit(0))
+check(cu.cuCtxSetCurrent(handle(cu.cuDevicePrimaryCtxRetain, 0)))
+"#,
+            $program
+        )
+    };
+}
+pub(crate) use with_driver;
+
+/// A program that launches, waits and copies: as often as its argument says, else up to each number on its standard input.
+pub(crate) const LAUNCHES: &str = with_driver!(
+    r#"
 def turns():
     if len(sys.argv) > 1:
         yield from range(int(sys.argv[1]))
@@ -26,15 +49,6 @@ def turns():
         # Whoever attached since learns the kernels' names only now.
         handle(cu.cuModuleGetFunction, module, b"gemm"), handle(cu.cuModuleGetFunction, module, b"softmax")
         print(index, flush=True)
-cu = ctypes.CDLL("libcuda.so.1")
-def check(code):
-    if code: raise SystemExit(f"CUresult {code}")
-def handle(function, *arguments):
-    out = ctypes.c_void_p()
-    check(function(ctypes.byref(out), *arguments))
-    return out
-check(cu.cuInit(0))
-check(cu.cuCtxSetCurrent(handle(cu.cuDevicePrimaryCtxRetain, 0)))
 module = handle(cu.cuModuleLoadData, b"SIMCUDA-IMAGE\nkernel gemm\nkernel softmax\n")
 gemm, softmax = handle(cu.cuModuleGetFunction, module, b"gemm"), handle(cu.cuModuleGetFunction, module, b"softmax")
 memory = handle(cu.cuMemAlloc_v2, ctypes.c_size_t(1 << 20))
@@ -52,7 +66,8 @@ buffer = ctypes.create_string_buffer(4096)
 check(cu.cuMemcpyDtoH_v2(buffer, memory, ctypes.c_size_t(4096)))
 check(cu.cuMemFree_v2(memory))
 check(cu.cuCtxSynchronize())
-"#;
+"#
+);
 
 /// A program that asks a driver without a GPU to launch, by its symbol and by the pointer that the driver hands out; its
 /// argument is how often. Prints how often the answer was `CUDA_ERROR_INVALID_HANDLE` or another, and its process.

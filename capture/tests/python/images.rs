@@ -46,7 +46,7 @@ impl Memory for Recorder {
 }
 
 #[test]
-#[ignore = "writes the images that the other tests read"]
+#[ignore = "writes the images that the other tests read: cargo test -p ktape-capture --test python make_the_images -- --ignored"]
 fn make_the_images() {
     for version in IMAGES {
         let Some(python) = builds_of(version).into_iter().next() else { continue };

@@ -295,3 +295,134 @@ fn incomplete(end: u32) -> Option<&'static str> {
         _ => Some("[further frames could not be read]"),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use ktape_ebpf::wire::{PIECE_BYTES, kind};
+    use ktape_format::{Memory, Table as _};
+
+    use super::*;
+
+    /// Those of this process, which is one of Python's as far as is asked here.
+    fn stacks() -> Stacks {
+        let mut stacks = Stacks::new(std::process::id());
+        stacks.set_interpreter(&Interpreter { layout: Layout::of(0x030c, false).unwrap(), ..Interpreter::default() });
+        stacks
+    }
+
+    fn code(address: u64, name: &str) -> CodeBody {
+        let mut body = CodeBody { code: address, ..CodeBody::default() };
+        (body.name.length, body.name.width) = (name.len() as u32, 1);
+        body.name.bytes[..name.len()].copy_from_slice(name.as_bytes());
+        (body.file.width, body.line_table.width) = (1, 1);
+        body
+    }
+
+    fn body(stack: u64) -> StackBody {
+        let end = End::Outermost as u32;
+        StackBody {
+            kind: kind::STACK_BODY,
+            depth: 0,
+            pid_tid: 1,
+            stack,
+            epoch: 0,
+            task: 0,
+            task_at: 0,
+            end,
+            relation: 0,
+            native: 0,
+        }
+    }
+
+    /// A frame's record.
+    fn frame(code: u64) -> Vec<u8> {
+        [code, 0].into_iter().flat_map(u64::to_ne_bytes).collect()
+    }
+
+    fn names(memory: &Memory, id: u32) -> Vec<(u8, String)> {
+        let frame = |node: Stack| memory.definitions.get::<Frame>(node.frame).unwrap();
+        let frames = memory.definitions.stack_nodes(id).map(|(_, node)| frame(node));
+        frames.map(|frame| (frame.kind, memory.definitions.string(frame.name).to_owned())).collect()
+    }
+
+    #[test]
+    fn what_is_referred_to_no_more_is_forgotten_at_the_second_sweep() {
+        let (mut stacks, mut memory) = (stacks(), Memory::default());
+        let mut unknown = |stacks: &mut Stacks, stack, epoch, of| {
+            let body = StackBody { depth: 1, epoch, ..body(stack) };
+            stacks.add(&body, &frame(of), &mut Builds::default(), &mut memory).unwrap().unknown_frames
+        };
+        for rotation in 0..3 {
+            let address = 0x1000 * (1 + u64::from(rotation));
+            stacks.add_code(1, rotation, &code(address, "forward"));
+            assert_eq!(unknown(&mut stacks, address, rotation.into(), address), 0);
+            stacks.sweep();
+        }
+        assert_eq!([0x1000, 0x2000, 0x3000].map(|hash| stacks.id(hash).is_some()), [false, true, true]);
+        let known = [0x1000, 0x2000, 0x3000].map(|code| unknown(&mut stacks, code + 2, 2, code));
+        assert_eq!(known, [1, 0, 0]);
+    }
+
+    #[test]
+    fn native_frames_of_threads_that_come_between_each_other_stay_apart() {
+        let (mut stacks, mut memory) = (stacks(), Memory::default());
+        let functions = [names as fn(&Memory, u32) -> _ as usize as u64, stacks_of_tests as fn() as usize as u64];
+        for (tid, address) in (1..).zip(functions) {
+            let native = NativeBody { kind: kind::NATIVE_BODY, depth: 1, pid_tid: tid, stack: 2 * tid };
+            stacks.add_native(&native, &address.to_ne_bytes());
+        }
+        let mut frames_of = |tid: u64| {
+            let body = StackBody { pid_tid: tid, native: 1, ..body(2 * tid) };
+            let added = stacks.add(&body, &[], &mut Builds::default(), &mut memory).unwrap();
+            (added.is_incomplete, names(&memory, stacks.id(2 * tid).unwrap()))
+        };
+        let (first, second) = (frames_of(1), frames_of(2));
+        for (is_incomplete, frames) in [&first, &second] {
+            assert!(!is_incomplete);
+            assert!(matches!(frames.as_slice(), [(frame_kind::NATIVE, _)]), "{frames:?}");
+        }
+        assert_ne!(first, second);
+        // That of a third got lost, which is told.
+        assert_eq!(frames_of(3), (true, vec![(frame_kind::UNKNOWN, "[further frames could not be read]".to_owned())]));
+    }
+
+    fn stacks_of_tests() {}
+
+    #[test]
+    fn pieces_of_two_threads_make_each_its_own_name() {
+        let (mut stacks, mut memory) = (stacks(), Memory::default());
+        let whole = [b'a'; 5000];
+        for tid in [1, 2] {
+            for offset in [0, PIECE_BYTES] {
+                // The second thread's first piece got lost.
+                if (tid, offset) == (2, 0) {
+                    continue;
+                }
+                let length = PIECE_BYTES.min(whole.len() - offset);
+                let mut piece = TextPiece {
+                    kind: kind::TEXT_PIECE,
+                    text: text::NAME,
+                    pid_tid: tid,
+                    code: 0x1000 * tid,
+                    offset: offset as u64,
+                    length: length as u64,
+                    bytes: [0; PIECE_BYTES],
+                };
+                piece.bytes[..length].copy_from_slice(&whole[offset..][..length]);
+                stacks.add_piece(&piece);
+            }
+        }
+        let mut named = |tid: u64| {
+            let mut long = code(0x1000 * tid, "");
+            long.name.length = whole.len() as u32;
+            long.name.bytes.fill(b'a');
+            stacks.add_code(tid as u32, 0, &long);
+            let body = StackBody { depth: 1, pid_tid: tid, ..body(2 * tid) };
+            stacks.add(&body, &frame(0x1000 * tid), &mut Builds::default(), &mut memory).unwrap();
+            names(&memory, stacks.id(2 * tid).unwrap()).remove(0).1
+        };
+        assert_eq!(named(1).len(), whole.len());
+        assert!(named(2).ends_with('…'));
+        assert!(stacks.pieces.is_empty());
+    }
+}
