@@ -8,7 +8,7 @@ use ktape_format::event::{Api, CpuSample, Launch, Memcpy, Sync, timing};
 use ktape_format::{Options, Sink, TapeWriter};
 use serde_json::Value;
 
-use crate::common::analyze;
+use crate::common::{run, stdout};
 
 /// 99 Hz.
 const PERIOD_NS: i64 = 10_101_010;
@@ -91,15 +91,6 @@ fn tape(profiler: Profiler) -> (tempfile::TempDir, PathBuf) {
     write(&mut writer, profiler).unwrap();
     writer.finish().unwrap();
     (folder, path)
-}
-
-fn run(command: &str, tape: &Path, options: &[&str]) -> Output {
-    analyze([&[command, tape.to_str().unwrap()], options].concat())
-}
-
-fn stdout(output: &Output) -> String {
-    assert_eq!(output.status.code(), Some(0), "{}", String::from_utf8_lossy(&output.stderr));
-    String::from_utf8(output.stdout.clone()).unwrap()
 }
 
 fn json(command: &str, tape: &Path, options: &[&str]) -> Value {

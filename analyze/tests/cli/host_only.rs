@@ -9,7 +9,7 @@ use ktape_fixtures::live::{
 use ktape_format::{Options, TapeWriter};
 use serde_json::{Value, json};
 
-use crate::common::analyze;
+use crate::common::{run, stdout};
 
 const REQUESTS: u32 = 10;
 const LAUNCHES: u32 = REQUESTS * LAYERS * 2;
@@ -24,15 +24,6 @@ fn tape() -> (tempfile::TempDir, PathBuf) {
     live(&mut writer, REQUESTS).unwrap();
     writer.finish().unwrap();
     (folder, path)
-}
-
-fn run(command: &str, tape: &Path, options: &[&str]) -> Output {
-    analyze([&[command, tape.to_str().unwrap()], options].concat())
-}
-
-fn stdout(output: &Output) -> String {
-    assert_eq!(output.status.code(), Some(0), "{}", String::from_utf8_lossy(&output.stderr));
-    String::from_utf8(output.stdout.clone()).unwrap()
 }
 
 fn stderr(output: &Output) -> String {

@@ -9,6 +9,7 @@ use std::io;
 pub mod libraries;
 pub mod loader;
 pub mod maps;
+pub mod modules;
 pub mod process;
 pub mod stubs;
 pub mod symbols;

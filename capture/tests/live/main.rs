@@ -175,7 +175,7 @@ fn a_million_launches_are_recorded_exactly() {
 #[test]
 fn more_stacks_than_are_remembered_are_recorded_exactly() {
     if let Some(python) = pythons().pop() {
-        let arguments = ["--launches", "150000", "--threads", "1", "--depth", "24", "--distinct-stacks", "70000"];
+        let arguments = ["--launches", "150000", "--threads", "1", "--depth", "30", "--distinct-stacks", "70000"];
         record_exactly("many stacks", &python, "workloads/launches.py", &arguments);
     }
 }

@@ -299,7 +299,7 @@ fn incomplete(end: u32) -> Option<&'static str> {
 #[cfg(test)]
 mod tests {
     use ktape_ebpf::wire::{PIECE_BYTES, kind};
-    use ktape_format::{Memory, Table as _};
+    use ktape_format::Memory;
 
     use super::*;
 
