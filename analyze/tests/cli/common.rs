@@ -9,17 +9,6 @@ pub(crate) fn analyze<I: IntoIterator<Item: AsRef<std::ffi::OsStr>>>(args: I) ->
     Command::new(env!("CARGO_BIN_EXE_analyze")).args(args).output().expect("analyze runs")
 }
 
-/// Runs a command of `analyze` on a tape.
-pub(crate) fn run(command: &str, tape: &Path, options: &[&str]) -> Output {
-    analyze([&[command, tape.to_str().expect("a path in UTF-8")], options].concat())
-}
-
-/// What a run that went well has written.
-pub(crate) fn stdout(output: &Output) -> String {
-    assert_eq!(output.status.code(), Some(0), "{}", String::from_utf8_lossy(&output.stderr));
-    String::from_utf8(output.stdout.clone()).expect("text")
-}
-
 /// The folder beside the workspace that holds traces of real GPUs; says so and is `None` where it is absent.
 pub(crate) fn shared() -> Option<PathBuf> {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../shared");

@@ -1,14 +1,13 @@
 //! Tapes with a real profiler's samples: drawn, counted, and held against the simulated sampler.
 
 use std::path::{Path, PathBuf};
-use std::process::Output;
 
 use ktape_format::definition::{Frame, Process, Stack, Thread, frame_kind};
 use ktape_format::event::{Api, CpuSample, Launch, Memcpy, Sync, timing};
 use ktape_format::{Options, Sink, TapeWriter};
 use serde_json::Value;
 
-use crate::common::{run, stdout};
+use crate::on_tape::{run, stdout};
 
 /// 99 Hz.
 const PERIOD_NS: i64 = 10_101_010;

@@ -9,7 +9,7 @@ use ktape_fixtures::live::{
 use ktape_format::{Options, TapeWriter};
 use serde_json::{Value, json};
 
-use crate::common::{run, stdout};
+use crate::on_tape::{run, stdout};
 
 const REQUESTS: u32 = 10;
 const LAUNCHES: u32 = REQUESTS * LAYERS * 2;
