@@ -138,6 +138,8 @@ pub mod lifecycle_kind {
     pub const ATTACH: u8 = 7;
     /// The recording of a process ended.
     pub const DETACH: u8 = 8;
+    /// From now on more or less is kept of each event; `detail` says what. Of all processes, unless one is named.
+    pub const FIDELITY: u8 = 9;
     /// The names, by number.
     pub const NAMES: &[&str] = &[
         "process_start",
@@ -149,6 +151,75 @@ pub mod lifecycle_kind {
         "module_load",
         "attach",
         "detach",
+        "fidelity",
+    ];
+}
+
+/// Why a thread left its processor.
+pub mod off_cpu_reason {
+    /// Not known.
+    pub const UNKNOWN: u8 = 0;
+    /// Another was to run, and this one could have gone on.
+    pub const PREEMPTED: u8 = 1;
+    /// It waited for something, and could be interrupted (a lock, a timer, a pipe).
+    pub const SLEEP: u8 = 2;
+    /// It waited for something, and could not be interrupted (a disk, memory, most drivers).
+    pub const UNINTERRUPTIBLE: u8 = 3;
+    /// It was stopped, or traced.
+    pub const STOPPED: u8 = 4;
+    /// The names, by number.
+    pub const NAMES: &[&str] = &["unknown", "preempted", "sleep", "uninterruptible", "stopped"];
+}
+
+/// What a node of a graph does, numbered as `CUgraphNodeType` and one more.
+pub mod node_kind {
+    /// Not known.
+    pub const UNKNOWN: u8 = 0;
+    /// It runs a kernel.
+    pub const KERNEL: u8 = 1;
+    /// It copies.
+    pub const MEMCPY: u8 = 2;
+    /// It sets memory.
+    pub const MEMSET: u8 = 3;
+    /// It calls a function of the host.
+    pub const HOST: u8 = 4;
+    /// It is a graph.
+    pub const GRAPH: u8 = 5;
+    /// It does nothing but order others.
+    pub const EMPTY: u8 = 6;
+    /// It waits for an event.
+    pub const WAIT_EVENT: u8 = 7;
+    /// It records an event.
+    pub const EVENT_RECORD: u8 = 8;
+    /// It signals an external semaphore.
+    pub const SEMAPHORE_SIGNAL: u8 = 9;
+    /// It waits for an external semaphore.
+    pub const SEMAPHORE_WAIT: u8 = 10;
+    /// It allocates memory.
+    pub const ALLOC: u8 = 11;
+    /// It frees memory.
+    pub const FREE: u8 = 12;
+    /// It reads, writes or waits for words of memory.
+    pub const MEMORY_OPERATIONS: u8 = 13;
+    /// It runs other nodes by a condition, which the host does not see.
+    pub const CONDITIONAL: u8 = 14;
+    /// The names, by number.
+    pub const NAMES: &[&str] = &[
+        "unknown",
+        "kernel",
+        "memcpy",
+        "memset",
+        "host",
+        "graph",
+        "empty",
+        "wait_event",
+        "event_record",
+        "semaphore_signal",
+        "semaphore_wait",
+        "alloc",
+        "free",
+        "memory_operations",
+        "conditional",
     ];
 }
 

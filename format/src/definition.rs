@@ -10,7 +10,7 @@ use rustc_hash::FxHashMap;
 
 use crate::table::{DefinitionKind as D, Predictor as P, Refers as R, Row, Table, tables};
 
-pub use crate::codes::{api_domain, frame_kind, vendor};
+pub use crate::codes::{api_domain, frame_kind, node_kind, vendor};
 
 /// What a property is said of (`subject_kind`): a definition table's number, or one of these.
 pub mod subject {
@@ -202,6 +202,8 @@ tables! {
         process: u32 => P::Least, R::To(D::Process);
         /// The driver's number or handle.
         native: u64 => P::Least, R::Nothing;
+        /// How many graphs of the process had this handle before, as far as that was seen.
+        earlier: u32 => P::Least, R::Nothing;
     }
 
     /// A counter.
@@ -228,6 +230,27 @@ tables! {
         key: u32 => P::Least, R::To(D::String);
         /// Its value.
         value: u32 => P::Previous, R::To(D::String);
+    }
+
+    /// A node of an executable graph: what each of its launches runs.
+    #[derive(Hash)]
+    GraphNode / GraphNodeTable, "graph_node" = D::GraphNode; {
+        /// The graph.
+        graph: u32 => P::Least, R::To(D::Graph);
+        /// Its number in that graph, from 0, in the order in which nodes were added.
+        index: u32 => P::Previous, R::Nothing;
+        /// What it does.
+        kind: u8 => P::Least, R::Code(node_kind::NAMES);
+        /// Kernel, grid, block and memory; 0 unless it runs a kernel.
+        shape: u32 => P::Least, R::To(D::Shape);
+        /// What it copies, sets, allocates or frees.
+        bytes: u64 => P::Least, R::Nothing;
+        /// The call that added it: what was called while a stream was captured, or a graph built.
+        function: u32 => P::Least, R::To(D::Function);
+        /// Who called that.
+        stack: u32 => P::Least, R::To(D::Stack);
+        /// The graph that it is, for one that is a graph; 0 if that is not known.
+        child: u32 => P::Least, R::To(D::Graph);
     }
 }
 
@@ -305,6 +328,7 @@ definitions! {
     graphs: Graph / GraphTable;
     counters: CounterName / CounterNameTable;
     properties: Property / PropertyTable;
+    graph_nodes: GraphNode / GraphNodeTable;
 }
 
 impl Definitions {

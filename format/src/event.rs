@@ -11,7 +11,9 @@ use std::convert::Infallible;
 
 use crate::table::{DefinitionKind as D, Predictor as P, Refers as R, Table, tables};
 
-pub use crate::codes::{allocator, clock_kind, copy_kind, lifecycle_kind, memory_kind, phase, sync_kind, timing};
+pub use crate::codes::{
+    allocator, clock_kind, copy_kind, lifecycle_kind, memory_kind, off_cpu_reason, phase, sync_kind, timing,
+};
 
 const STREAM_END_KERNEL: P = P::StreamEnd { stream: 3, duration: 1 };
 
@@ -427,6 +429,72 @@ tables! {
         /// The device, for a device's clock.
         device: u32 => P::Least, R::To(D::Device);
     }
+
+    /// A thread was not on a processor.
+    OffCpu / OffCpuTable, "off_cpu" = 20; {
+        /// When it left the processor.
+        start_ns: i64 => P::Previous, R::Nothing;
+        /// How long until it ran again.
+        duration_ns: u64 => P::Least, R::Nothing;
+        /// The thread.
+        thread: u32 => P::Least, R::To(D::Thread);
+        /// How much of that, at its end, it could have run and waited for a processor; all of it for one that was preempted.
+        runnable_ns: u64 => P::Least, R::Nothing;
+        /// Why it left.
+        reason: u8 => P::Least, R::Code(off_cpu_reason::NAMES);
+        /// The processor that it left.
+        cpu: u32 => P::Least, R::Nothing;
+    }
+
+    /// Exact totals of the calls of one kind in a segment that have the same stack, kernel, function and process, and whose
+    /// durations begin with the same binary digit: so the rows of one stack and kernel are a histogram.
+    Rollup / RollupTable, "rollup" = 21; {
+        /// When the segment began.
+        start_ns: i64 => P::Previous, R::Nothing;
+        /// How long it is.
+        duration_ns: u64 => P::Least, R::Nothing;
+        /// The process.
+        process: u32 => P::Least, R::To(D::Process);
+        /// The table that the calls are rows of.
+        kind: u16 => P::Least, R::Nothing;
+        /// The kernel; 0 where the calls have none.
+        kernel: u32 => P::Least, R::To(D::Kernel);
+        /// Who called.
+        stack: u32 => P::Least, R::To(D::Stack);
+        /// The API function.
+        function: u32 => P::Least, R::To(D::Function);
+        /// How many calls.
+        count: u64 => P::Least, R::Nothing;
+        /// Of these, how many did not succeed.
+        failed: u64 => P::Least, R::Nothing;
+        /// Their durations together.
+        sum_ns: u64 => P::Least, R::Nothing;
+        /// The shortest.
+        min_ns: u64 => P::Least, R::Nothing;
+        /// The longest.
+        max_ns: u64 => P::Least, R::Nothing;
+        /// What they copied, set or handed out, together.
+        bytes: u64 => P::Least, R::Nothing;
+    }
+
+    /// What became of the calls that one processor saw in one interval: the proof that nothing is missing. Several rows may
+    /// speak of the same processor, kind and interval; their sums count.
+    Tally / TallyTable, "tally" = 22; {
+        /// When the interval began. Calls belong to the one that they were entered in.
+        start_ns: i64 => P::Previous, R::Nothing;
+        /// How long it is.
+        duration_ns: u64 => P::Least, R::Nothing;
+        /// The processor.
+        cpu: u32 => P::Least, R::Nothing;
+        /// The table that the calls are rows of.
+        kind: u16 => P::Least, R::Nothing;
+        /// Calls that the probes saw, counted before anything else was done with them.
+        seen: u64 => P::Least, R::Nothing;
+        /// Calls that were given to the tape.
+        written: u64 => P::Least, R::Nothing;
+        /// Calls that are in loss rows.
+        lost: u64 => P::Least, R::Nothing;
+    }
 }
 
 /// A row of an event table.
@@ -496,6 +564,9 @@ events! {
     lifecycle: Lifecycle / LifecycleTable, |_| 0;
     loss: Loss / LossTable, |row| row.duration_ns;
     clock: ClockPair / ClockPairTable, |_| 0;
+    off_cpu: OffCpu / OffCpuTable, |row| row.duration_ns;
+    rollup: Rollup / RollupTable, |row| row.duration_ns;
+    tally: Tally / TallyTable, |row| row.duration_ns;
 }
 
 impl Events {

@@ -7,7 +7,7 @@ pub const MAGIC: [u8; 8] = *b"\x89KTAP\r\n\x1a";
 /// A reader that knows a lower major version cannot read the tape.
 pub const MAJOR: u16 = 2;
 /// Grows when something is added that older readers may ignore.
-pub const MINOR: u16 = 0;
+pub const MINOR: u16 = 1;
 /// The header's length.
 pub const HEADER_BYTES: usize = 512;
 /// Set in `required_features` by what a reader must know. None exists yet.
@@ -196,6 +196,7 @@ mod tests {
     fn round_trip() {
         let header = FileHeader {
             major: MAJOR,
+            minor: MINOR,
             tail: TailKind::Memory,
             clock: ClockKind::Boot,
             created_unix_ns: -5,
@@ -215,7 +216,7 @@ mod tests {
         let mut bytes = FileHeader::default().to_bytes();
         bytes[8] = 9;
         let error = FileHeader::read(&bytes).unwrap_err().to_string();
-        assert!(error.contains("9.0") && error.contains("2.x"), "{error}");
+        assert!(error.contains("9.1") && error.contains("2.x"), "{error}");
     }
 
     #[test]

@@ -99,6 +99,7 @@ pub enum DefinitionKind {
     Graph = 0x10b,
     Counter = 0x10c,
     Property = 0x10d,
+    GraphNode = 0x10e,
 }
 
 /// One column as declared.

@@ -112,8 +112,8 @@ impl<'a> Names<'a> {
                     "device": self.device(row.device),
                 })
             }),
-            // No column refers to a property; a string that is defined has been written already.
-            D::Property | D::String => undefined(id, out),
+            // No column refers to a property or a node; a string that is defined has been written already.
+            D::Property | D::GraphNode | D::String => undefined(id, out),
         }
     }
 

@@ -245,21 +245,22 @@ impl Timeline {
         }
     }
 
-    /// From the start of the first event to the end of the last, clock pairs and losses aside; `None` without events.
+    /// From the start of the first event to the end of the last; clock pairs, and rows that only speak of others, aside; `None` without events.
     pub fn span_ns(&self) -> Option<(i64, i64)> {
         span_ns(&self.events)
     }
 }
 
-/// From the start of the first event to the end of the last, clock pairs and losses aside; `None` without events.
+/// From the start of the first event to the end of the last; clock pairs, and rows that only speak of others, aside; `None` without events.
 pub fn span_ns(events: &Events) -> Option<(i64, i64)> {
-    use ktape_format::event::{ClockPair, KindVisitor, Loss, visit_kinds};
+    use ktape_format::event::{ClockPair, KindVisitor, Loss, Rollup, Tally, visit_kinds};
     use ktape_format::table::Row;
+    const ASIDE: [u16; 4] = [ClockPair::KIND, Loss::KIND, Rollup::KIND, Tally::KIND];
     struct Span<'a>(&'a Events, Option<(i64, i64)>);
     impl KindVisitor for Span<'_> {
         type Error = std::convert::Infallible;
         fn visit<E: Event>(&mut self) -> Result<(), Self::Error> {
-            if E::KIND != Loss::KIND && E::KIND != ClockPair::KIND {
+            if !ASIDE.contains(&E::KIND) {
                 for row in E::table(self.0).rows() {
                     let (start, end) = self.1.unwrap_or((row.start_ns(), row.end_ns()));
                     self.1 = Some((start.min(row.start_ns()), end.max(row.end_ns())));

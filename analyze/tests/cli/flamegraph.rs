@@ -130,7 +130,7 @@ fn service(trace: &mut Trace) {
     let (start_ns, correlation) = trace.next();
     let function = trace.function("cudaGraphLaunch");
     let (thread, stream, stack) = (trace.thread, trace.stream, main);
-    let graph = trace.tape.define(Graph { process: 1, native: 5 }).unwrap();
+    let graph = trace.tape.define(Graph { process: 1, native: 5, earlier: 0 }).unwrap();
     let launch = GraphLaunch {
         start_ns,
         duration_ns: 50,

@@ -181,7 +181,7 @@ fn made_up() -> Made {
             });
         }
         // A graph with three nodes, one copy, one memset; a kernel of no duration, and one without a launch.
-        let Ok(graph) = m.define(Graph { process, native: 0xabc });
+        let Ok(graph) = m.define(Graph { process, native: 0xabc, earlier: 0 });
         let Ok(()) = m.event(GraphLaunch {
             start_ns: base + 450,
             duration_ns: 30,

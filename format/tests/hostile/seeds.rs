@@ -28,7 +28,7 @@ fn seed(target: &str, name: &str, made: &dyn Fn() -> Vec<u8>) -> Vec<u8> {
 
 #[test]
 fn seeds_reach_every_part_of_a_tape() {
-    let golden = || std::fs::read(fixtures().join("v2.0.ktape")).unwrap();
+    let golden = || std::fs::read(fixtures().join("v2.1.ktape")).unwrap();
     // A closed tape with every coding, and its blocks.
     let batch = seed("tape", "v2-batch", &golden);
     assert!(read(batch.clone()).events.kernel.len() > 300);

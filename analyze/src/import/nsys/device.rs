@@ -180,7 +180,7 @@ impl<S: Sink, P: FnMut(Progress)> Importer<'_, '_, S, P> {
         let (process, stream) = (self.process(key)?, self.stream(place)?);
         let graph = match graph {
             0 => 0,
-            native => self.sink.define(Graph { process, native })?,
+            native => self.sink.define(Graph { process, native, earlier: 0 })?,
         };
         Ok(Common { start_ns, duration_ns, correlation, process, place, stream, graph, graph_node })
     }

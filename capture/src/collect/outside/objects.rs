@@ -137,7 +137,7 @@ impl Objects {
 
     /// The definition of an executable graph.
     pub(super) fn graph<S: Sink>(&mut self, handle: u64, sink: &mut S) -> Result<u32, S::Error> {
-        sink.define(Graph { process: self.process, native: handle })
+        sink.define(Graph { process: self.process, native: handle, earlier: 0 })
     }
 
     pub(super) fn recorded(&mut self, event: u64, correlation: u64) {

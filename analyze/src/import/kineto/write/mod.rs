@@ -113,7 +113,7 @@ impl<'s, S: Sink> Writer<'s, S> {
             let stream = self.places.stream(self.sink, process, records.places.get(op.place))?;
             let graph = match op.graph {
                 0 => 0,
-                native => self.sink.define(Graph { process, native })?,
+                native => self.sink.define(Graph { process, native, earlier: 0 })?,
             };
             located.push(Located { stream, graph });
         }
