@@ -31,8 +31,8 @@ use ktape_ebpf::wire::{
 };
 
 use crate::maps::{
-    COUNTERS, INTERPRETERS, OUTS, OutKey, PLANS, STARTERS, Starter, TARGETS, TASK_EXIT_CODE, TASK_PID, TASK_TGID,
-    count, send, setting,
+    COUNTERS, INTERPRETERS, OUTS, OutKey, PLANS, SPENT, STARTERS, Starter, TARGETS, TASK_EXIT_CODE, TASK_PID,
+    TASK_TGID, count, send, setting,
 };
 use crate::stack::Seen;
 
@@ -83,6 +83,15 @@ fn entered(ctx: &ProbeContext) -> Option<u32> {
     if !sent {
         // SAFETY: as above.
         count(unsafe { &raw mut (*counters).calls_lost });
+    }
+    if let Some(took_ns) = maps::timed_ns(time_ns)
+        && let Some(spent) = SPENT.get_ptr_mut(function)
+    {
+        // SAFETY: a map's value, of this processor; of two that add at once one may be lost, which changes no mean.
+        unsafe {
+            (*spent).calls += 1;
+            (*spent).calls_ns += took_ns;
+        }
     }
     Some(0)
 }
@@ -213,6 +222,15 @@ fn left(ctx: &RetProbeContext) -> Option<u32> {
     if !sent {
         // SAFETY: as above.
         count(unsafe { &raw mut (*counters).returns_lost });
+    }
+    if let Some(took_ns) = maps::timed_ns(time_ns)
+        && let Some(spent) = SPENT.get_ptr_mut(function)
+    {
+        // SAFETY: as in `entered`.
+        unsafe {
+            (*spent).returns += 1;
+            (*spent).returns_ns += took_ns;
+        }
     }
     Some(0)
 }

@@ -4,13 +4,15 @@ use core::intrinsics::{AtomicOrdering, atomic_xadd};
 use core::mem::{offset_of, size_of};
 
 use aya_ebpf::bindings::{BPF_RB_FORCE_WAKEUP, BPF_RB_NO_WAKEUP};
+use aya_ebpf::helpers::bpf_ktime_get_ns;
 use aya_ebpf::macros::map;
 use aya_ebpf::maps::{Array, HashMap, LruHashMap, PerCpuArray, RingBuf};
 use ktape_ebpf::python::{Interpreter, Search, Walk};
-use ktape_ebpf::wire::unsaid;
 use ktape_ebpf::wire::{
-    Counters, MAX_NATIVE_FRAMES, MOST_FUNCTIONS, MOST_TARGETS, NativeBody, Plan, StackBody, Target, TaskBody, Walked,
+    Counters, Fidelity, MAX_NATIVE_FRAMES, MOST_FUNCTIONS, MOST_TARGETS, NativeBody, Plan, Spent, StackBody, Target,
+    TaskBody, Walked,
 };
+use ktape_ebpf::wire::{MOST_TIMED_NS, TIMED_DIGITS, unsaid};
 
 /// The recorded processes, by number.
 #[map]
@@ -28,6 +30,14 @@ pub(crate) static PLANS: Array<Plan> = Array::with_max_entries(MOST_FUNCTIONS, 0
 /// What was seen and what was lost of each function.
 #[map]
 pub(crate) static COUNTERS: PerCpuArray<Counters> = PerCpuArray::with_max_entries(MOST_FUNCTIONS, 0);
+
+/// What the programs take at each function.
+#[map]
+pub(crate) static SPENT: PerCpuArray<Spent> = PerCpuArray::with_max_entries(MOST_FUNCTIONS, 0);
+
+/// See [`Fidelity`]. User space changes it while programs run.
+#[map]
+pub(crate) static FIDELITY: Array<Fidelity> = Array::with_max_entries(1, 0);
 
 /// What the programs could not say: see [`unsaid`].
 #[map]
@@ -210,6 +220,17 @@ pub(crate) fn setting(of: &'static u64) -> u64 {
 pub(crate) fn count(counter: *mut u64) {
     // SAFETY: a counter is 8 bytes, aligned, in a map, and only ever raised like this.
     unsafe { atomic_xadd::<u64, u64, { AtomicOrdering::Relaxed }>(counter, 1) };
+}
+
+/// What has passed since, if this is one of those that are timed ([`TIMED_DIGITS`]) and was not interrupted.
+#[inline(always)]
+pub(crate) fn timed_ns(since_ns: u64) -> Option<u64> {
+    if since_ns & TIMED_DIGITS != 0 {
+        return None;
+    }
+    // SAFETY: a helper without arguments.
+    let took_ns = unsafe { bpf_ktime_get_ns() }.wrapping_sub(since_ns);
+    if took_ns > MOST_TIMED_NS { None } else { Some(took_ns) }
 }
 
 /// Sends a record; false if there was no room. The reader finds it when it looks next.

@@ -379,12 +379,20 @@ pub struct Walk {
     pub count: u32,
     /// An [`End`] as a number.
     pub end: u32,
+    /// How many there may be; 0 for [`MAX_FRAMES`].
+    pub most_frames: u32,
     cursor: Cursor,
 }
 
 impl Default for Walk {
     fn default() -> Self {
-        Self { frames: [RawFrame::default(); MAX_FRAMES], count: 0, end: End::Cut as u32, cursor: Cursor::at(0) }
+        Self {
+            frames: [RawFrame::default(); MAX_FRAMES],
+            count: 0,
+            end: End::Cut as u32,
+            most_frames: 0,
+            cursor: Cursor::at(0),
+        }
     }
 }
 
@@ -410,13 +418,18 @@ impl Walk {
         self.cursor.frame
     }
 
+    #[inline(always)]
+    fn most(&self) -> u32 {
+        if self.most_frames == 0 { MAX_FRAMES as u32 } else { self.most_frames }
+    }
+
     /// Takes a step and keeps the frame it finds. To be called until it gives [`Step::End`], [`MAX_STEPS`] times at most.
     #[inline(always)]
     pub fn advance<M: Memory>(&mut self, memory: &M, layout: &Layout) -> Step {
         let step = step(memory, layout, &mut self.cursor);
         match step {
             // Only another frame cuts the stack: what is left may be the outermost shim, or nothing.
-            Step::Frame(_) if self.count >= MAX_FRAMES as u32 => {
+            Step::Frame(_) if self.count >= self.most() => {
                 self.end = End::Cut as u32;
                 return Step::End(End::Cut);
             }

@@ -13,16 +13,18 @@ use core::mem::size_of;
 
 use aya_ebpf::bindings::{BPF_F_USER_STACK, task_struct};
 use aya_ebpf::helpers::bpf_probe_read_kernel;
-use aya_ebpf::helpers::generated::{bpf_get_current_task, bpf_get_stack, bpf_loop, bpf_probe_read_user};
+use aya_ebpf::helpers::generated::{
+    bpf_get_current_task, bpf_get_prandom_u32, bpf_get_stack, bpf_loop, bpf_probe_read_user,
+};
 use ktape_ebpf::python::{
     self, MAX_FRAMES, MAX_SEARCH, MAX_SEARCH_IN_INTERRUPT, MAX_STEPS, Memory, RawFrame, Step, TASK_NAME_BYTES,
 };
-use ktape_ebpf::wire::{Counters, MAX_NATIVE_FRAMES, Target, Walked, kind, relation};
+use ktape_ebpf::wire::{Counters, Fidelity, MAX_NATIVE_FRAMES, STACK_LEFT_OUT, Target, Walked, kind, relation};
 
 use crate::bodies::{send_body, send_code, send_native};
 use crate::maps::{
-    INTERPRETERS, SPACES, SPACES_A_PROCESSOR, STARTERS, STATES, SentKey, Space, Starter, TASK_THREAD_POINTER, count,
-    send, setting,
+    FIDELITY, INTERPRETERS, SPACES, SPACES_A_PROCESSOR, STARTERS, STATES, SentKey, Space, Starter, TASK_THREAD_POINTER,
+    count, send, setting,
 };
 use crate::sent::{epoch, generation, mix, remember, rotation, was_sent};
 
@@ -56,7 +58,12 @@ pub(crate) fn record(seen: Seen, target: *mut Target, pid_tid: u64, counters: *m
     if walked.is_none() && unsafe { (*target).native == 0 } {
         return 0;
     }
-    let Some(index) = take_space(target, walked, pid_tid) else {
+    let fidelity = FIDELITY.get(0).map_or(Fidelity::default(), |fidelity| *fidelity);
+    // SAFETY: a helper without arguments.
+    if matches!(seen, Seen::Calling(..)) && unsafe { bpf_get_prandom_u32() } & fidelity.stacks_mask != 0 {
+        return STACK_LEFT_OUT;
+    }
+    let Some(index) = take_space(target, walked, fidelity, pid_tid) else {
         // SAFETY: a map's value.
         count(unsafe { &raw mut (*counters).without_stack });
         return 0;
@@ -79,7 +86,7 @@ pub(crate) fn record(seen: Seen, target: *mut Target, pid_tid: u64, counters: *m
 
 /// Takes a work space of this processor's that is free, and says in it whose stack is wanted.
 #[inline(always)]
-fn take_space(target: *const Target, walked: Option<*const Walked>, pid_tid: u64) -> Option<u32> {
+fn take_space(target: *const Target, walked: Option<*const Walked>, fidelity: Fidelity, pid_tid: u64) -> Option<u32> {
     let mut index = 0;
     while index < SPACES_A_PROCESSOR {
         let space = SPACES.get_ptr_mut(index)?;
@@ -98,7 +105,8 @@ fn take_space(target: *const Target, walked: Option<*const Walked>, pid_tid: u64
                 }
                 (*space).rotation = rotation();
                 (*space).generation = generation((*target).generation, (*space).rotation);
-                (*space).wants_native = (*target).native;
+                (*space).wants_native = if fidelity.without_native == 0 { (*target).native } else { 0 };
+                (*space).walk.most_frames = fidelity.most_frames;
                 // A rotation makes all stacks new, too.
                 (*space).epoch = epoch((pid_tid >> 32) as u32).wrapping_add((*space).rotation);
                 (*space).pid_tid = pid_tid;

@@ -375,6 +375,52 @@ impl Counters {
     }
 }
 
+/// What one processor spent in the programs at one function, of the calls that were timed: about one of 256.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Spent {
+    /// How many calls were timed.
+    pub calls: u64,
+    /// What the program took for them, without the trap that leads to it.
+    pub calls_ns: u64,
+    /// How many returns were timed.
+    pub returns: u64,
+    /// What the program took for them.
+    pub returns_ns: u64,
+}
+
+impl Spent {
+    /// Adds another processor's.
+    pub fn add(&mut self, other: &Spent) {
+        self.calls += other.calls;
+        self.calls_ns += other.calls_ns;
+        self.returns += other.returns;
+        self.returns_ns += other.returns_ns;
+    }
+}
+
+/// One call of so many is timed, where the clock's last digits, from the third on, are all zeros.
+pub const TIMED_DIGITS: u64 = 0xff << 3;
+/// A program that took longer was interrupted: its time says nothing.
+pub const MOST_TIMED_NS: u64 = 100_000;
+
+/// How much of calls' stacks is kept. User space lowers it where recording costs too much, and raises it again.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Fidelity {
+    /// Whether native frames are left out where they are wanted.
+    pub without_native: u32,
+    /// How many Python frames a stack may have, the innermost; 0 for [`MAX_FRAMES`](crate::python::MAX_FRAMES).
+    pub most_frames: u32,
+    /// One less than the power of two of which one call has its stack kept, by chance: 0 for each.
+    pub stacks_mask: u32,
+    /// Always 0.
+    pub padding: u32,
+}
+
+/// The hash of a stack that was left out: see [`Fidelity`]. No stack's own, as those have the second bit set.
+pub const STACK_LEFT_OUT: u64 = 4;
+
 /// How many processes can be recorded at a time.
 pub const MOST_TARGETS: u32 = 4096;
 

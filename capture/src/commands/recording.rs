@@ -11,6 +11,7 @@ use signal_hook::consts::{SIGINT, SIGTERM};
 
 use super::Outcome;
 use crate::kernel::sampler::MOST_HZ;
+use crate::record::cost::Spending;
 use crate::record::session::Progress;
 use crate::record::summary::Summary;
 
@@ -36,6 +37,11 @@ pub(super) struct Recording {
     /// kept from running; 16 are half a second at 200,000 calls a second
     #[arg(long, value_name = "MIB", default_value_t = 16, value_parser = buffer)]
     pub(super) buffer: u32,
+    /// Keep less of each event where the probes take more of a thread's time than this: leave out native frames, cut stacks to 32
+    /// and then 8 frames, keep the stack of one call in 4, 16, 64, leave out durations of launches. No event is left out; each
+    /// step is on the tape. The thread that calls most often decides
+    #[arg(long, value_name = "PERCENT", value_parser = percent)]
+    pub(super) max_overhead: Option<f64>,
     /// Print the summary for a program instead of a person
     #[arg(long)]
     json: bool,
@@ -48,6 +54,15 @@ fn buffer(text: &str) -> Result<u32, String> {
     let number = text.parse().map_err(|_| "not a number of MiB".to_owned())?;
     let fits = |&mib: &u32| mib.is_power_of_two() && mib <= 1024;
     Some(number).filter(fits).ok_or_else(|| "must be a power of two, 1024 at most".to_owned())
+}
+
+/// A share as parts of 1, from `1%` or `1`.
+fn percent(text: &str) -> Result<f64, String> {
+    let number: f64 =
+        text.strip_suffix('%').unwrap_or(text).trim_end().parse().map_err(|_| "not a percentage".to_owned())?;
+    Some(number / 100.0)
+        .filter(|share| *share > 0.0 && *share < 1.0)
+        .ok_or_else(|| "must lie between 0 and 100 %".to_owned())
 }
 
 impl Recording {
@@ -135,6 +150,20 @@ pub(super) fn report(summary: &Summary, recording: &Recording) -> Result<()> {
         summary.libraries.len(),
     )?;
     writeln!(out, "calls: {seen} seen, {written} written, {lost} lost")?;
+    let Spending { recorder_cpu_ns, probes_ns, hits, busiest_thread_share } = summary.spending;
+    let of_time = |ns: u64| 100.0 * ns as f64 / summary.duration_ns.max(1) as f64;
+    writeln!(
+        out,
+        "cost: the recorder took {:.1} % of a processor; the probes, by estimate, {:.1} % of one: {:.2} µs a hit, at most {:.1} % of a \
+         thread's time",
+        of_time(recorder_cpu_ns),
+        of_time(probes_ns),
+        probes_ns as f64 / 1e3 / hits.max(1) as f64,
+        100.0 * busiest_thread_share,
+    )?;
+    for change in &summary.fidelity_changes {
+        writeln!(out, "  {change}")?;
+    }
     if !summary.kernels.is_empty() {
         let sources: Vec<String> =
             summary.kernels.iter().map(|(source, count)| format!("{count} {}", source.name())).collect();
@@ -162,6 +191,7 @@ pub(super) fn report(summary: &Summary, recording: &Recording) -> Result<()> {
     for (count, what) in [
         (*without_stack, "calls whose Python stack could not be read"),
         (gaps.unknown_stacks, "calls whose Python stack did not come through"),
+        (gaps.stacks_left_out, "calls whose stack was left out to keep the cost down"),
         (gaps.before_interpreter, "calls before the process's interpreter was found: without a stack"),
         (gaps.incomplete_stacks, "stacks that are not whole: too deep, or with a frame that could not be read"),
         (gaps.unknown_frames, "frames without a name"),

@@ -1,6 +1,6 @@
 //! Probes in libraries: set, and taken away.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::os::fd::{AsFd as _, AsRawFd as _, OwnedFd, RawFd};
 use std::path::Path;
 
@@ -32,6 +32,8 @@ pub enum Program {
     Enter,
     /// Its return.
     Leave,
+    /// A launch's return, which is there only on request and can be given up.
+    LeaveLaunch,
     /// The dynamic linker's word that libraries came or went.
     Libraries,
     /// The end of a code object of Python's.
@@ -46,22 +48,31 @@ pub(super) type Named = (Program, &'static str);
 /// What a recording needs. Returns first: a call that is seen to begin is then seen to end.
 pub(super) const RECORDING: &[Named] = &[
     (Program::Leave, "leave"),
+    (Program::LeaveLaunch, "leave"),
     (Program::Enter, "enter"),
     (Program::Libraries, "libraries"),
     (Program::CodeFreed, "code_freed"),
 ];
 
 /// The same, and what their cost is compared with.
-pub(super) const WITH_EMPTY: &[Named] = &[RECORDING[0], RECORDING[1], RECORDING[2], (Program::Empty, "empty")];
+pub(super) const WITH_EMPTY: &[Named] =
+    &[RECORDING[0], RECORDING[1], RECORDING[2], RECORDING[3], (Program::Empty, "empty")];
 
 /// The probes that are set.
 pub(super) struct Links {
     programs: &'static [Named],
     multi: Option<Multi>,
     /// Links of many probes each.
-    files: Vec<OwnedFd>,
+    files: Vec<(Program, OwnedFd)>,
     /// Links of one probe each, where the kernel has no others.
-    single: Vec<(&'static str, UProbeLinkId)>,
+    single: Vec<(Named, UProbeLinkId)>,
+}
+
+/// The probes that were set up to some time: see [`Links::mark`].
+#[derive(Clone, Copy)]
+pub(super) struct Mark {
+    files: usize,
+    single: usize,
 }
 
 impl Links {
@@ -73,7 +84,8 @@ impl Links {
     ) -> Result<Links, KernelError> {
         let multi = Multi::load(maps, programs);
         if multi.is_none() {
-            for (_, name) in programs {
+            let names: BTreeSet<&'static str> = programs.iter().map(|(_, name)| *name).collect();
+            for name in names {
                 uprobe(ebpf, name)?.load()?;
             }
         }
@@ -95,12 +107,12 @@ impl Links {
             }
             if let Some(multi) = &self.multi {
                 if let Ok(file) = multi.attach(which, &links, library) {
-                    self.files.push(file);
+                    self.files.push((which, file));
                     continue;
                 }
                 for link in links {
                     match multi.attach(which, &[link], library) {
-                        Ok(file) => self.files.push(file),
+                        Ok(file) => self.files.push((which, file)),
                         Err(error) => refused.push(format!("{}: {error}", link.symbol)),
                     }
                 }
@@ -111,7 +123,7 @@ impl Links {
                 let location = UProbeAttachLocation::AbsoluteOffset(link.file_offset);
                 let point = UProbeAttachPoint { location, cookie: Some(link.cookie) };
                 match program.attach(point, library, UProbeScope::AllProcesses) {
-                    Ok(id) => self.single.push((name, id)),
+                    Ok(id) => self.single.push(((which, name), id)),
                     Err(error) => refused.push(format!("{}: {error}", link.symbol)),
                 }
             }
@@ -119,12 +131,27 @@ impl Links {
         Ok(refused)
     }
 
+    /// What is set now, for [`Links::detach_since`].
+    pub(super) fn mark(&self) -> Mark {
+        Mark { files: self.files.len(), single: self.single.len() }
+    }
+
+    /// Takes away what was set since.
+    pub(super) fn detach_since(&mut self, mark: Mark, ebpf: &mut Ebpf) -> Result<(), KernelError> {
+        self.files.truncate(mark.files);
+        self.single.drain(mark.single..).try_for_each(|(program, link)| detach(ebpf, program, link))
+    }
+
+    /// Takes away all probes with this program.
+    pub(super) fn detach_program(&mut self, program: Program, ebpf: &mut Ebpf) -> Result<(), KernelError> {
+        self.files.retain(|(which, _)| *which != program);
+        let is_of_it = |((which, _), _): &mut (Named, UProbeLinkId)| *which == program;
+        self.single.extract_if(.., is_of_it).try_for_each(|(program, link)| detach(ebpf, program, link))
+    }
+
+    /// Takes all away.
     pub(super) fn detach(&mut self, ebpf: &mut Ebpf) -> Result<(), KernelError> {
-        self.files.clear();
-        for (name, link) in self.single.drain(..) {
-            uprobe(ebpf, name)?.detach(link)?;
-        }
-        Ok(())
+        self.detach_since(Mark { files: 0, single: 0 }, ebpf)
     }
 }
 
@@ -137,6 +164,10 @@ pub(super) fn map_fd(map: &Map) -> Option<RawFd> {
         _ => return None,
     };
     Some(data.fd().as_fd().as_raw_fd())
+}
+
+fn detach(ebpf: &mut Ebpf, (_, name): Named, link: UProbeLinkId) -> Result<(), KernelError> {
+    Ok(uprobe(ebpf, name)?.detach(link)?)
 }
 
 fn uprobe<'a>(ebpf: &'a mut Ebpf, name: &'static str) -> Result<&'a mut UProbe, KernelError> {

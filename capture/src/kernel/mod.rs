@@ -5,3 +5,4 @@ pub mod links;
 mod multi;
 pub mod programs;
 pub mod sampler;
+pub mod traps;

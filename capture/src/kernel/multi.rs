@@ -57,7 +57,8 @@ impl Multi {
             multi.offsets = offsets.as_ptr() as u64;
             multi.cookies = cookies.as_ptr() as u64;
             multi.cnt = links.len() as u32;
-            multi.flags = if which == Program::Leave { BPF_F_UPROBE_MULTI_RETURN } else { 0 };
+            multi.flags =
+                if matches!(which, Program::Leave | Program::LeaveLaunch) { BPF_F_UPROBE_MULTI_RETURN } else { 0 };
         }
         bpf(bpf_cmd::BPF_LINK_CREATE, &mut attr)
     }

@@ -8,10 +8,10 @@ use aya::{Ebpf, EbpfLoader, Pod};
 use ktape_ebpf::python::Interpreter;
 #[cfg(doc)]
 use ktape_ebpf::wire::unsaid;
-use ktape_ebpf::wire::{Counters, Plan, Target, Walked};
+use ktape_ebpf::wire::{Counters, Fidelity, Plan, Spent, Target, Walked};
 
 use super::btf::{Btf, BtfError};
-use super::links::{Link, Links, Named, RECORDING, WITH_EMPTY, map_fd};
+use super::links::{Link, Links, Named, Program, RECORDING, WITH_EMPTY, map_fd};
 use super::sampler::Sampler;
 use crate::probes::functions::Probed;
 
@@ -33,6 +33,9 @@ pub enum KernelError {
     /// A map can't be used.
     #[error("an eBPF map: {}", chain(.0))]
     Map(#[from] aya::maps::MapError),
+    /// A function of our own, to try probes on, can't be made.
+    #[error("a page of code to try probes on: {0}")]
+    Trial(std::io::Error),
     /// Which processors there are can't be read.
     #[error("the processors that are online: {0}")]
     Processors(std::io::Error),
@@ -66,6 +69,10 @@ unsafe impl Pod for Wire<Plan> {}
 // SAFETY: as above.
 unsafe impl Pod for Wire<Counters> {}
 // SAFETY: as above.
+unsafe impl Pod for Wire<Spent> {}
+// SAFETY: as above.
+unsafe impl Pod for Wire<Fidelity> {}
+// SAFETY: as above.
 unsafe impl Pod for Wire<Target> {}
 // SAFETY: as above.
 unsafe impl Pod for Wire<Walked> {}
@@ -76,6 +83,8 @@ pub struct Kernel {
     targets: HashMap<MapData, u32, Wire<Target>>,
     interpreters: HashMap<MapData, u32, Wire<Walked>>,
     counters: PerCpuArray<MapData, Wire<Counters>>,
+    spent: PerCpuArray<MapData, Wire<Spent>>,
+    fidelity: Array<MapData, Wire<Fidelity>>,
     unsaid: PerCpuArray<MapData, u64>,
     functions: usize,
     links: Links,
@@ -123,6 +132,8 @@ impl Kernel {
         let targets = HashMap::try_from(take(&mut ebpf, "TARGETS")?)?;
         let interpreters = HashMap::try_from(take(&mut ebpf, "INTERPRETERS")?)?;
         let counters = PerCpuArray::try_from(take(&mut ebpf, "COUNTERS")?)?;
+        let spent = PerCpuArray::try_from(take(&mut ebpf, "SPENT")?)?;
+        let fidelity = Array::try_from(take(&mut ebpf, "FIDELITY")?)?;
         let unsaid = PerCpuArray::try_from(take(&mut ebpf, "UNSAID")?)?;
         let ring = RingBuf::try_from(take(&mut ebpf, "EVENTS")?)?;
         for (name, tracepoint) in
@@ -135,7 +146,18 @@ impl Kernel {
         }
         let links = Links::load(&mut ebpf, &maps, programs)?;
         Ok((
-            Kernel { ebpf, targets, interpreters, counters, unsaid, functions: functions.len(), links, sampler: None },
+            Kernel {
+                ebpf,
+                targets,
+                interpreters,
+                counters,
+                spent,
+                fidelity,
+                unsaid,
+                functions: functions.len(),
+                links,
+                sampler: None,
+            },
             ring,
         ))
     }
@@ -178,6 +200,44 @@ impl Kernel {
     /// Returns those that the kernel refused; the others are set.
     pub fn attach(&mut self, links: &[Link<'_>], library: &std::path::Path) -> Result<Vec<String>, KernelError> {
         self.links.attach(&mut self.ebpf, links, library)
+    }
+
+    /// Does something while these probes are set, which the kernel must not refuse, and takes them away again.
+    pub fn while_attached<T>(
+        &mut self,
+        links: &[Link<'_>],
+        library: &std::path::Path,
+        action: impl FnOnce() -> T,
+    ) -> Result<T, KernelError> {
+        let before = self.links.mark();
+        let refused = self.links.attach(&mut self.ebpf, links, library)?;
+        let result = action();
+        self.links.detach_since(before, &mut self.ebpf)?;
+        match refused.into_iter().next() {
+            Some(refused) => Err(KernelError::Trial(std::io::Error::other(refused))),
+            None => Ok(result),
+        }
+    }
+
+    /// Takes the return probes of launches away.
+    pub fn drop_launch_returns(&mut self) -> Result<(), KernelError> {
+        self.links.detach_program(Program::LeaveLaunch, &mut self.ebpf)
+    }
+
+    /// Changes how much of each call is kept, from now on.
+    pub fn set_fidelity(&mut self, fidelity: Fidelity) -> Result<(), KernelError> {
+        Ok(self.fidelity.set(0, Wire(fidelity), 0)?)
+    }
+
+    /// What the programs took at each function, of all processors together.
+    pub fn spent(&self) -> Result<Vec<Spent>, KernelError> {
+        let mut all = vec![Spent::default(); self.functions];
+        for (index, sum) in all.iter_mut().enumerate() {
+            for Wire(spent) in self.spent.get(&(index as u32), 0)?.iter() {
+                sum.add(spent);
+            }
+        }
+        Ok(all)
     }
 
     /// Looks at running threads so many times a second from now on.

@@ -5,19 +5,14 @@
 //! `[uprobes-trampoline]`; one that emulates maps nothing. The mappings stay, one page each, with this process.
 
 use std::fs::{self, File};
-use std::io::{self, Write as _};
+use std::io;
 use std::os::fd::{AsRawFd as _, FromRawFd as _, OwnedFd};
-use std::ptr;
 use std::sync::{Mutex, PoisonError};
 
 use aya_obj::generated::perf_event_attr;
-use rustix::fs::{MemfdFlags, memfd_create};
-use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 
+use super::code_page::CodePage;
 use super::execution::{Cost, Kernel, NOP5};
-
-const PAGE_BYTES: usize = 4096;
-const RET: u8 = 0xc3;
 
 /// Of `include/uapi/linux/perf_event.h`.
 const PERF_FLAG_FD_CLOEXEC: u64 = 1 << 3;
@@ -50,19 +45,12 @@ impl Kernel {
 /// One that is stepped is found out only as the first of a process.
 fn cost_of(code: &[u8]) -> io::Result<Cost> {
     let stepped_before = mapped("[uprobes]")?;
-    let file = File::from(memfd_create("ktape-probe-trial", MemfdFlags::CLOEXEC)?);
-    let mut page = [RET; PAGE_BYTES];
-    page[..code.len()].copy_from_slice(code);
-    (&file).write_all(&page)?;
-    let event = probe(&file, 0)?;
-    // SAFETY: a new private mapping of a file of one page, which nothing else knows.
-    let mapping =
-        unsafe { mmap(ptr::null_mut(), PAGE_BYTES, ProtFlags::READ | ProtFlags::EXEC, MapFlags::PRIVATE, &file, 0)? };
+    // SAFETY: the caller's word.
+    let page = unsafe { CodePage::new(code)? };
+    let event = probe(page.file(), 0)?;
     let optimised_before = mapped("[uprobes-trampoline]")?;
-    // SAFETY: by the caller's word a function is there; the processor sees what was written before it was mapped.
-    let function = unsafe { std::mem::transmute::<*mut std::ffi::c_void, extern "C" fn()>(mapping) };
-    function();
-    function();
+    page.call();
+    page.call();
     let cost = match (mapped("[uprobes-trampoline]")?, mapped("[uprobes]")?) {
         (true, _) if !optimised_before => Cost::Optimised,
         (_, true) if !stepped_before => Cost::Stepped,
@@ -70,8 +58,6 @@ fn cost_of(code: &[u8]) -> io::Result<Cost> {
         (_, true) => return Err(io::Error::other("an instruction was stepped before: nothing tells what happens now")),
     };
     drop(event);
-    // SAFETY: the mapping made above; `function` is not called any more.
-    unsafe { munmap(mapping, PAGE_BYTES)? };
     Ok(cost)
 }
 
@@ -100,7 +86,7 @@ fn mapped(name: &str) -> io::Result<bool> {
 
 #[cfg(test)]
 mod tests {
-    use std::io::ErrorKind;
+    use std::io::{ErrorKind, Write as _};
     use std::process::{Command, Stdio};
 
     use iced_x86::{Decoder, DecoderOptions};

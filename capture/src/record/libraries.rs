@@ -90,9 +90,13 @@ impl Session {
             let link =
                 |program| Link { program, symbol: &site.symbol, file_offset: site.file_offset, cookie: index as u64 };
             links.push(link(Program::Enter));
-            if self.functions[index].meaning.wants_return(self.options.launch_durations) {
+            let meaning = self.functions[index].meaning;
+            if meaning.wants_return(false) {
                 links.push(link(Program::Leave));
+            } else if meaning.wants_return(self.options.launch_durations) {
+                links.push(link(Program::LeaveLaunch));
             }
+            self.cost.has_probe(index, site.cost);
         }
         let refused = self.kernel.attach(&links, path)?;
         let set = links.len() - refused.len();

@@ -1,5 +1,7 @@
 //! Recording: which processes, onto which tape, from when to when. The recorder knows files and processes, not CUDA.
 
+pub mod cost;
+mod governor;
 mod libraries;
 mod losses;
 mod processes;

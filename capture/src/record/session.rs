@@ -20,12 +20,15 @@ use rustc_hash::{FxHashMap, FxHashSet};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::time::{ClockId, clock_gettime};
 
+use super::cost::Cost;
+use super::governor::Governor;
 use super::losses::Losses;
 use super::processes::Recorded;
 use super::summary::{CpuSamples, Summary};
 use crate::collect::outside::{Notice, Outside};
 use crate::kernel::programs::Kernel;
 use crate::kernel::sampler;
+use crate::kernel::traps::Traps;
 use crate::probes;
 use crate::probes::functions::{self, Probed};
 use crate::target;
@@ -58,6 +61,8 @@ pub struct Options {
     pub buffer_bytes: u32,
     /// How often a second running threads are looked at; `None` for never.
     pub cpu_hz: Option<u32>,
+    /// The share of its time, as parts of 1, that the thread which calls most often may spend in probes; `None` for any.
+    pub max_overhead: Option<f64>,
 }
 
 /// A recording that goes on.
@@ -71,6 +76,8 @@ pub struct Session {
     pub(super) collector: Outside,
     pub(super) tape: TapeWriter,
     pub(super) losses: Losses,
+    pub(super) cost: Cost,
+    governor: Option<Governor>,
     pub(super) processes: FxHashMap<u32, Recorded>,
     /// Libraries that have probes, by device and inode.
     pub(super) libraries: FxHashSet<FileId>,
@@ -84,6 +91,8 @@ pub struct Session {
     /// Whether the probes have been taken away: no new ones then.
     pub(super) is_ending: bool,
     pub(super) troubles: BTreeMap<String, u64>,
+    /// What was kept less of, and of what more again.
+    fidelity_changes: Vec<String>,
     pub(super) began: Instant,
     pub(super) looked_again: Instant,
     pub(super) told_losses: Instant,
@@ -108,7 +117,10 @@ impl Session {
     pub fn begin(options: Options) -> Result<Session> {
         target::process::is_in_first_namespace()?;
         let functions = functions::all();
-        let (kernel, ring) = Kernel::load(&functions, options.buffer_bytes)?;
+        let (mut kernel, ring) = Kernel::load(&functions, options.buffer_bytes)?;
+        // Before probes are tried: those would leave traces in this process that hide the answer.
+        let site_kernel = probes::Kernel::ask().unwrap_or(probes::Kernel::OLD);
+        let traps = Traps::measure(&mut kernel)?;
         let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
         let writer = concat!("capture ", env!("CARGO_PKG_VERSION"));
         let tape_options = TapeOptions::live(writer, ClockKind::Monotonic, &host);
@@ -118,10 +130,12 @@ impl Session {
         let mut session = Session {
             collector: Outside::new(functions.clone(), options.launch_durations),
             losses: Losses::new(functions.len(), monotonic_ns()),
+            cost: Cost::new(traps, functions.len()),
+            governor: options.max_overhead.map(|limit| Governor::new(limit, options.native, options.launch_durations)),
             options,
             functions,
             kernel,
-            site_kernel: probes::Kernel::ask().unwrap_or(probes::Kernel::OLD),
+            site_kernel,
             ring,
             tape,
             processes: FxHashMap::default(),
@@ -133,6 +147,7 @@ impl Session {
             recorded: 0,
             is_ending: false,
             troubles: BTreeMap::new(),
+            fidelity_changes: Vec::new(),
             began: now,
             looked_again: now,
             told_losses: now,
@@ -211,6 +226,7 @@ impl Session {
         self.collector.finish(&mut self.tape)?;
         let counters = self.kernel.counters()?;
         let sampled = self.kernel.sample_counters()?;
+        self.look_at_cost(&counters, self.told_losses.elapsed())?;
         self.read_clocks()?;
         let is_event = |(function, _): &(&Probed, _)| function.meaning.is_event();
         let seen = self.functions.iter().zip(&counters).filter(is_event).map(|(_, c)| c.calls).sum();
@@ -251,6 +267,8 @@ impl Session {
             lost: self.losses.lost,
             without_stack: sum(|counters| counters.without_stack),
             kernels: self.collector.kernels(),
+            spending: self.cost.spending(),
+            fidelity_changes: self.fidelity_changes,
             gaps: self.collector.gaps(),
             cpu_samples: self.options.cpu_hz.map(|hz| CpuSamples {
                 hz,
@@ -324,15 +342,39 @@ impl Session {
             self.follow_processors();
         }
         if self.told_losses.elapsed() >= TELL_LOSSES {
-            self.told_losses = Instant::now();
+            let elapsed = std::mem::replace(&mut self.told_losses, Instant::now()).elapsed();
             let counters = self.kernel.counters()?;
             let sampled = self.kernel.sample_counters()?;
             self.losses.tell(&self.functions, &counters, &sampled, monotonic_ns(), &mut self.tape)?;
+            self.look_at_cost(&counters, elapsed)?;
         }
         if self.read_clocks.elapsed() >= CLOCKS {
             self.collector.sweep();
             self.read_clocks()?;
         }
+        Ok(())
+    }
+
+    /// Tells what recording costs, and keeps less or more of each event where there is a limit.
+    fn look_at_cost(&mut self, counters: &[Counters], elapsed: Duration) -> Result<()> {
+        let look = self.cost.look(counters, &self.kernel.spent()?, self.collector.busiest_calls(), elapsed);
+        let now_ns = monotonic_ns();
+        self.cost.tell(&look, now_ns, &mut self.tape)?;
+        let Some(change) = self.governor.as_mut().and_then(|governor| governor.look(&look)) else { return Ok(()) };
+        self.kernel.set_fidelity(change.fidelity)?;
+        if change.drops_durations {
+            self.kernel.drop_launch_returns()?;
+            self.options.launch_durations = false;
+            self.collector.drop_launch_durations();
+        }
+        let detail = self.tape.string(&change.says)?;
+        self.tape.event(event::Lifecycle {
+            start_ns: now_ns,
+            kind: lifecycle_kind::FIDELITY,
+            detail,
+            ..event::Lifecycle::default()
+        })?;
+        self.fidelity_changes.push(change.says);
         Ok(())
     }
 

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 
 use serde::Serialize;
 
+use super::cost::Spending;
 use crate::collect::outside::{Gaps, Samples, Source};
 
 /// What a recording tells at its end.
@@ -30,6 +31,10 @@ pub struct Summary {
     pub lost: u64,
     /// Calls whose Python stack could not be read.
     pub without_stack: u64,
+    /// What recording cost.
+    pub spending: Spending,
+    /// What was kept less of to keep the cost under its limit, and of what more again, in order.
+    pub fidelity_changes: Vec<String>,
     /// Kernels, by where their names are from.
     pub kernels: BTreeMap<Source, u64>,
     /// What is on the tape but could not be told in full.

@@ -21,8 +21,8 @@ use std::mem::offset_of;
 
 use ktape_ebpf::python::Interpreter;
 use ktape_ebpf::wire::{
-    Call, CodeRecord, Lifecycle, ListsCall, MemoryCall, NAME_BYTES, NativeBody, Plain as _, Return, Sample, StackBody,
-    StackCall, TaskBody, TextPiece, kind, life,
+    Call, CodeRecord, Lifecycle, ListsCall, MemoryCall, NAME_BYTES, NativeBody, Plain as _, Return, STACK_LEFT_OUT,
+    Sample, StackBody, StackCall, TaskBody, TextPiece, kind, life,
 };
 use ktape_format::Sink;
 use ktape_format::definition::{self, Function, api_domain, property};
@@ -98,6 +98,8 @@ pub struct Gaps {
     pub unknown_stacks: u64,
     /// Calls of a Python process before its interpreter was found: without a stack.
     pub before_interpreter: u64,
+    /// Calls whose stack was left out, to keep the cost down.
+    pub stacks_left_out: u64,
     /// New stacks that are not whole: deeper than is recorded, or with a frame that could not be read.
     pub incomplete_stacks: u64,
     /// Frames whose code object could not be read.
@@ -122,6 +124,8 @@ pub struct Outside {
     gaps: Gaps,
     sample_period_ns: u64,
     samples: Samples,
+    /// The stack of calls whose own was left out; 0 until there is one.
+    stack_left_out: u32,
     /// What is known of the objects of each driver.
     drivers: FxHashMap<FileId, kernels::Objects>,
     /// Where the names of kernels are from, by definition, of the processes that ended.
@@ -159,6 +163,7 @@ impl Outside {
             gaps: Gaps::default(),
             sample_period_ns: 0,
             samples: Samples::default(),
+            stack_left_out: 0,
             drivers: FxHashMap::default(),
             sources: FxHashMap::default(),
         }
@@ -267,6 +272,17 @@ impl Outside {
     /// How many events were given to the sink.
     pub fn events(&self) -> u64 {
         self.events
+    }
+
+    /// From now on launches are not seen to return.
+    pub fn drop_launch_durations(&mut self) {
+        self.launch_durations = false;
+    }
+
+    /// How many calls the thread had that called most often since this was asked last.
+    pub fn busiest_calls(&mut self) -> u64 {
+        let threads = self.processes.values_mut().flat_map(|process| process.threads.values_mut());
+        threads.map(|thread| std::mem::take(&mut thread.calls)).max().unwrap_or(0)
     }
 
     /// What could not be told in full.
@@ -402,11 +418,16 @@ impl Outside {
                 process.stackless += u64::from(!process.stacks.has_layout() && function.meaning.is_event());
                 0
             }
+            STACK_LEFT_OUT => {
+                self.gaps.stacks_left_out += 1;
+                stacks::left_out(&mut self.stack_left_out, sink)?
+            }
             hash => process.stacks.id(hash).unwrap_or_else(|| {
                 self.gaps.unknown_stacks += 1;
                 0
             }),
         };
+        thread.calls += 1;
         let mut within = calls::Within {
             function,
             function_id: self.function_ids[index],

@@ -287,6 +287,16 @@ impl<S: Sink> Growing<'_, S> {
     }
 }
 
+/// The stack of calls whose own was left out, defined once.
+pub(super) fn left_out<S: Sink>(known: &mut u32, sink: &mut S) -> Result<u32, S::Error> {
+    if *known == 0 {
+        let mut stack = Growing { id: 0, sink };
+        stack.push(frame_kind::OVERHEAD, "[stack left out to keep the cost of recording down]", "", 0, 0)?;
+        *known = stack.id;
+    }
+    Ok(*known)
+}
+
 /// What stands at the root of a stack, or of its native frames, that is not whole.
 fn incomplete(end: u32) -> Option<&'static str> {
     match end {

@@ -27,6 +27,8 @@ pub(super) struct Thread {
     /// Its definition.
     pub(super) id: u32,
     pub(super) tid: u32,
+    /// Calls since they were counted last.
+    pub(super) calls: u64,
     pending: Vec<Pending>,
     /// The current context and those below it; empty where the thread has set none since the recording began.
     pub(super) contexts: Vec<u64>,
@@ -54,7 +56,7 @@ impl Thread {
         if let Ok(name) = std::fs::read_to_string(format!("/proc/{pid}/task/{tid}/comm")) {
             sink.property(DefinitionKind::Thread as u16, id, property::NAME, name.trim_end())?;
         }
-        Ok(Thread { id, tid, pending: Vec::new(), contexts: Vec::new(), runtime_launch: None })
+        Ok(Thread { id, tid, calls: 0, pending: Vec::new(), contexts: Vec::new(), runtime_launch: None })
     }
 
     pub(super) fn push(&mut self, pending: Pending) {
