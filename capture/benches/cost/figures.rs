@@ -9,6 +9,7 @@ use serde::Serialize;
 pub(crate) struct Report {
     pub(crate) probes: Vec<Probes>,
     pub(crate) recordings: Vec<Recording>,
+    pub(crate) throughputs: Vec<Throughput>,
 }
 
 /// The middle of some measurements, and the quarters below and above which the others lie.
@@ -147,6 +148,46 @@ impl fmt::Display for Recording {
             row(&format!("goal: {what}"), format!("{is:.3}, at most {at_most} {met}"))?;
         }
         self.troubles.iter().try_for_each(|trouble| writeln!(f, "  {trouble}"))?;
+        writeln!(f)
+    }
+}
+
+/// The same work alone and traced.
+#[derive(Serialize)]
+pub(crate) struct Throughput {
+    pub(crate) target: String,
+    pub(crate) launches: u64,
+    pub(crate) launches_per_second: f64,
+    pub(crate) alone_seconds: Middle,
+    pub(crate) traced: Vec<Traced>,
+}
+
+/// Under one tracer.
+#[derive(Serialize)]
+pub(crate) struct Traced {
+    pub(crate) name: &'static str,
+    /// How much longer the work took.
+    pub(crate) slower_percent: Option<Middle>,
+    /// Why it could not be measured.
+    pub(crate) skipped: Option<String>,
+}
+
+impl fmt::Display for Throughput {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Middle { median, lower, upper } = self.alone_seconds;
+        writeln!(
+            f,
+            "{}: {} launches, {:.0} a second; alone {median:.2} s ({lower:.2} to {upper:.2})",
+            self.target, self.launches, self.launches_per_second
+        )?;
+        for Traced { name, slower_percent, skipped } in &self.traced {
+            match (slower_percent, skipped) {
+                (Some(Middle { median, lower, upper }), _) => {
+                    writeln!(f, "  {name:<52} {median:+.2} % ({lower:+.2} to {upper:+.2})")?;
+                }
+                (None, why) => writeln!(f, "  SKIPPED {name}: {}", why.as_deref().unwrap_or("not tried"))?,
+            }
+        }
         writeln!(f)
     }
 }

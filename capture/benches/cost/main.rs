@@ -5,7 +5,8 @@
 //! The first part sets one probe after the other into the same function of the same process and has it launch (`probes.rs`).
 //! A machine is never the same twice, so all probes have their turn in each of several rounds, and a probe's cost, which is
 //! its time less that without a probe, is told as a multiple of what an empty program costs in the same round. The second part
-//! records whole processes and looks at the recorder itself (`recorder.rs`).
+//! records whole processes and looks at the recorder itself (`recorder.rs`). The third serves the same requests alone, recorded and
+//! traced by others (`throughput.rs`).
 //!
 //! Needs root, the stand-in driver and the workloads: `make capture-bench` builds them.
 
@@ -14,6 +15,7 @@ mod figures;
 mod probes;
 mod recorder;
 mod target;
+mod throughput;
 
 use std::time::Duration;
 
@@ -24,6 +26,8 @@ use figures::Report;
 
 /// How long the probes of one target are measured.
 const PROBES: Duration = Duration::from_secs(10);
+/// For how long rounds of serving the same requests are begun.
+const THROUGHPUT: Duration = Duration::from_secs(120);
 /// How long one process is recorded.
 const RECORDING: Duration = Duration::from_secs(60);
 
@@ -33,10 +37,10 @@ struct Args {
     /// Print the figures for a program instead of a person
     #[arg(long)]
     json: bool,
-    /// How long each part takes [default: 10 for probes, 60 for a recording]
+    /// How long each part takes [default: 10 for probes, 60 for a recording, 120 for throughput]
     #[arg(long, value_name = "N")]
     seconds: Option<u64>,
-    /// Only the parts with this in their name: "C loop", "Python 3.11", "new stack", "recorder", "service" …
+    /// Only the parts with this in their name: "C loop", "Python 3.11", "new stack", "recorder", "throughput" …
     #[arg(long, value_name = "NAME")]
     only: Option<String>,
     /// Cargo says this to every bench
@@ -63,6 +67,13 @@ fn main() -> Result<()> {
             print!("{part}");
         }
         report.recordings.push(part);
+    }
+    for part in throughput::parts().into_iter().filter(|part| wanted(&part.name)) {
+        let part = part.measure(or(THROUGHPUT))?;
+        if !args.json {
+            print!("{part}");
+        }
+        report.throughputs.push(part);
     }
     if args.json {
         println!("{}", serde_json::to_string_pretty(&report)?);

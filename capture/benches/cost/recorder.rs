@@ -149,6 +149,13 @@ impl OnTape {
     }
 }
 
+/// How many launches are on a tape that has lost none.
+pub(crate) fn launches_on(tape: &Path) -> Result<u64> {
+    let OnTape { launches, lost } = OnTape::read(tape)?;
+    ensure!(lost == 0, "{lost} events were lost");
+    Ok(launches)
+}
+
 fn on(driver: &Driver, mut command: Command) -> Command {
     driver.set_for(&mut command);
     command.stdin(Stdio::null());

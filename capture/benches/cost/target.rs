@@ -57,13 +57,19 @@ pub(crate) fn pythons() -> Vec<(&'static str, String)> {
 pub(crate) struct Driver(TempDir);
 
 impl Driver {
+    /// With kernels that are over in no time, so that nothing waits for them.
     pub(crate) fn copy() -> Result<Driver> {
+        Driver::copy_with(100)
+    }
+
+    /// With kernels that all take so long.
+    pub(crate) fn copy_with(kernel_ns: u64) -> Result<Driver> {
         let folder = tempfile::tempdir()?;
         let driver = built("simcuda")?;
         for file in std::fs::read_dir(driver)?.flatten().filter(|file| file.path().is_file()) {
             std::fs::copy(file.path(), folder.path().join(file.file_name()))?;
         }
-        std::fs::write(folder.path().join("durations"), "* 100\n")?;
+        std::fs::write(folder.path().join("durations"), format!("* {kernel_ns}\n"))?;
         Ok(Driver(folder))
     }
 
@@ -71,7 +77,7 @@ impl Driver {
         self.0.path()
     }
 
-    /// Has a program use it. Kernels are over in no time, so that nothing waits for them.
+    /// Has a program use it.
     pub(crate) fn set_for(&self, command: &mut Command) {
         command.env("LD_LIBRARY_PATH", self.folder()).env("SIMCUDA_DURATIONS", self.folder().join("durations"));
     }
