@@ -6,8 +6,8 @@
 //!
 //! Work enters at the driver: the runtime library resolves the driver's exported functions and calls them, so a launch
 //! is seen once, here, whoever made it. The runtime's own launch is looked at only for the name of its kernel. NCCL's
-//! functions (`collectives.rs`) say what some of those launches are for, those of graphs (`graphs.rs`) what a graph's launch runs. What is not here is left out on purpose, and
-//! `tests/cli/left_out.txt` says why.
+//! functions (`collectives.rs`) say what some of those launches are for, those of graphs (`graphs.rs`) what a graph's launch
+//! runs. What is not here is left out on purpose, and `tests/cli/left_out.txt` says why.
 
 use ktape_ebpf::wire::{self, Plan};
 use ktape_format::definition::node_kind;

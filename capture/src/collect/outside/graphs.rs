@@ -22,6 +22,8 @@ use super::capturing::{Capture, Captures, is_still_captured};
 const MOST_NODES: u64 = 1 << 20;
 /// Nodes that are written for a process. Only a program that changes its graphs between their launches comes to that.
 const MOST_ROWS: u64 = 4 << 20;
+/// Executable graphs that are kept apart.
+const MOST_EXECS: usize = 1 << 18;
 /// How deep graphs lie in graphs.
 const MOST_LEVELS: u8 = 16;
 
@@ -234,6 +236,9 @@ impl Graphs {
     /// The definition of an executable graph as it is now, and whether all of its nodes are known; `None` in place of that if
     /// it was not seen being made.
     pub(super) fn launched<S: Sink>(&mut self, handle: u64, sink: &mut S) -> Result<(u32, Option<bool>), S::Error> {
+        // What is beyond counts as one.
+        let is_too_many = self.execs.len() >= MOST_EXECS && !self.execs.contains_key(&handle);
+        let handle = if is_too_many { 0 } else { handle };
         let Some(exec) = self.execs.get(&handle) else {
             let exec = Exec { origin: 0, nodes: self.unknown(), disabled: BTreeSet::new(), defined: (0, false) };
             // It stays what it is.
