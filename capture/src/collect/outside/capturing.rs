@@ -165,8 +165,7 @@ impl Within<'_> {
                 (capture, nodes, None)
             }
             Open::EventWait(row) => {
-                let capture =
-                    if is_external { captures.of(row.stream) } else { captures.waits(row.stream, row.event) };
+                let capture = if is_external { captures.of(row.stream) } else { captures.waits(row.stream, row.event) };
                 let nodes = if is_external { one(node_kind::WAIT_EVENT, 0, 0) } else { Vec::new() };
                 (capture, nodes, None)
             }
@@ -229,9 +228,7 @@ impl Within<'_> {
             GraphCall::Create => Open::Graph(api, Change::Create),
             GraphCall::Destroy => Open::Graph(api, Change::Destroy(a.word(0))),
             GraphCall::Clone => Open::Graph(api, Change::Clone(a.word(1))),
-            GraphCall::FindInClone => {
-                Open::Graph(api, Change::FindInClone { node: a.word(1), clone: a.word(2) })
-            }
+            GraphCall::FindInClone => Open::Graph(api, Change::FindInClone { node: a.word(1), clone: a.word(2) }),
             GraphCall::Add { params, at } => {
                 let body = self.node_body(a, params, at, sink)?;
                 let node = Node { body, function: self.function_id, stack: self.stack };

@@ -476,8 +476,7 @@ impl Graphs {
         let index = self.execs.get(&handle).and_then(|exec| self.index_in(exec, node));
         match (self.execs.get_mut(&handle), index) {
             (Some(exec), Some(index)) => {
-                let is_new =
-                    if is_enabled { exec.disabled.remove(&index) } else { exec.disabled.insert(index) };
+                let is_new = if is_enabled { exec.disabled.remove(&index) } else { exec.disabled.insert(index) };
                 if is_new {
                     exec.defined = (0, false);
                 }
