@@ -327,7 +327,9 @@ impl Session {
             self.told_losses = Instant::now();
             let counters = self.kernel.counters()?;
             let sampled = self.kernel.sample_counters()?;
+            let lost = self.losses.lost;
             self.losses.tell(&self.functions, &counters, &sampled, monotonic_ns(), &mut self.tape)?;
+            self.collector.looked_for_losses(self.losses.lost > lost);
         }
         if self.read_clocks.elapsed() >= CLOCKS {
             self.collector.sweep();

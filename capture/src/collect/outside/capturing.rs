@@ -66,6 +66,11 @@ impl Captures {
         self.by_number.get_mut(&number)
     }
 
+    /// All that go on.
+    pub(super) fn numbers(&self) -> Vec<u32> {
+        self.by_number.keys().copied().collect()
+    }
+
     /// The capture of a stream.
     fn of(&self, stream: u32) -> Option<u32> {
         self.streams.get(&stream).copied()

@@ -6,7 +6,8 @@
 //! that does is another from then on, by its column `earlier`. So what was never launched takes no room on the tape.
 //!
 //! What is not known is a node of kind `unknown`: all of a graph from before the recording, a change by a handle that was not
-//! seen being handed out, nodes beyond [`MOST_NODES`] and [`MOST_ROWS`]. A graph with such a node is counted at each launch.
+//! seen being handed out, what calls that were lost may have added, nodes beyond [`MOST_NODES`] and [`MOST_ROWS`]. A graph with
+//! such a node is counted at each launch.
 
 use std::cell::Cell;
 use std::collections::BTreeSet;
@@ -14,7 +15,7 @@ use std::rc::Rc;
 
 use ktape_format::Sink;
 use ktape_format::definition::{Graph, GraphNode, node_kind};
-use rustc_hash::FxHashMap;
+use rustc_hash::{FxHashMap, FxHashSet};
 
 use super::capturing::{Capture, Captures, is_still_captured};
 
@@ -202,7 +203,9 @@ pub(super) struct Graphs {
     /// How many graphs each handle has had on the tape.
     defined: FxHashMap<u64, u32>,
     rows: u64,
-    pub(super) untold: Untold,
+    /// Graphs and executable graphs that were made or changed since losses were looked for.
+    changed: (FxHashSet<u64>, FxHashSet<u64>),
+    untold: Untold,
 }
 
 impl Graphs {
@@ -217,6 +220,7 @@ impl Graphs {
             kept: Rc::default(),
             defined: FxHashMap::default(),
             rows: 0,
+            changed: Default::default(),
             untold: Untold::default(),
         }
     }
@@ -319,6 +323,7 @@ impl Graphs {
 
     fn insert(&mut self, handle: u64, nodes: Rc<Nodes>) {
         self.forget(handle);
+        self.changed.0.insert(handle);
         self.serials += 1;
         self.graphs.insert(handle, Built { serial: self.serials, nodes, handles: Vec::new() });
     }
@@ -338,6 +343,7 @@ impl Graphs {
             self.untold.changes += 1;
             return;
         };
+        self.changed.0.insert(graph);
         let nodes = Rc::make_mut(&mut built.nodes);
         nodes.push(node);
         if let Some(handle) = handle {
@@ -397,6 +403,7 @@ impl Graphs {
                 let nodes = built.map_or_else(|| self.unknown(), |built| built.nodes.clone());
                 let origin = built.map_or(0, |built| built.serial);
                 let exec = Exec { origin, nodes, disabled: BTreeSet::new(), defined: (0, false) };
+                self.changed.1.insert(handed_out);
                 self.execs.insert(handed_out, exec);
             }
             Change::Update { exec, graph } => self.update(exec, graph),
@@ -435,6 +442,7 @@ impl Graphs {
             self.untold.changes += 1;
             return;
         };
+        self.changed.0.insert(place.graph);
         let nodes = Rc::make_mut(&mut built.nodes);
         nodes.defined = Cell::default();
         let Some(found) = nodes.list.get_mut(place.index as usize) else { return };
@@ -450,6 +458,7 @@ impl Graphs {
     }
 
     fn set_in_exec(&mut self, handle: u64, node: u64, body: Body) {
+        self.changed.1.insert(handle);
         let index = self.execs.get(&handle).and_then(|exec| self.index_in(exec, node));
         let Some(exec) = self.execs.get_mut(&handle) else {
             self.untold.changes += 1;
@@ -473,6 +482,7 @@ impl Graphs {
     }
 
     fn set_enabled(&mut self, handle: u64, node: u64, is_enabled: bool) {
+        self.changed.1.insert(handle);
         let index = self.execs.get(&handle).and_then(|exec| self.index_in(exec, node));
         match (self.execs.get_mut(&handle), index) {
             (Some(exec), Some(index)) => {
@@ -499,6 +509,7 @@ impl Graphs {
     }
 
     fn update(&mut self, handle: u64, graph: u64) {
+        self.changed.1.insert(handle);
         let nodes = self.graphs.get(&graph).map_or_else(|| self.unknown(), |built| built.nodes.clone());
         let Some(exec) = self.execs.get_mut(&handle) else {
             self.untold.changes += 1;
@@ -516,8 +527,27 @@ impl Graphs {
         exec.defined = (0, false);
     }
 
+    /// Losses were looked for. If calls were lost since the last time, what has changed since may have changed in other ways too.
+    pub(super) fn looked_for_losses(&mut self, were_calls_lost: bool) {
+        let (graphs, execs) = std::mem::take(&mut self.changed);
+        if !were_calls_lost {
+            return;
+        }
+        graphs.into_iter().filter(|graph| self.graphs.contains_key(graph)).for_each(|graph| {
+            self.add(graph, None, Node::unknown());
+        });
+        execs.into_iter().for_each(|exec| self.lose_track(exec));
+        for number in self.captures.numbers() {
+            self.add_captured(number, Node::unknown());
+        }
+        self.changed = Default::default();
+    }
+
     /// What could not be told in full since the last time.
     pub(super) fn take_untold(&mut self) -> Untold {
         std::mem::take(&mut self.untold)
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -260,6 +260,11 @@ impl Outside {
         self.processes.values_mut().for_each(|process| process.stacks.sweep());
     }
 
+    /// Learns whether calls were lost since the last time.
+    pub fn looked_for_losses(&mut self, were_calls_lost: bool) {
+        self.processes.values_mut().for_each(|process| process.objects.graphs.looked_for_losses(were_calls_lost));
+    }
+
     /// Ends all processes.
     pub fn finish<S: Sink>(&mut self, sink: &mut S) -> Result<(), S::Error> {
         let mut pids: Vec<u32> = self.processes.keys().copied().collect();
