@@ -17,8 +17,8 @@ pub const MOST_FUNCTIONS: u32 = 512;
 /// Words of a call that are on the stack: arguments seven to eleven.
 pub const STACK_WORDS: usize = 5;
 /// The most bytes that a call's record keeps of memory that an argument points to: a `CUDA_MEMCPY3D_PEER` has 200,
-/// four elements of `CUDA_LAUNCH_PARAMS` take 224.
-pub const MEMORY_BYTES: usize = 224;
+/// four elements of `CUDA_LAUNCH_PARAMS` take 224, a `CUgraphNodeParams` 232 up to the end of a copy.
+pub const MEMORY_BYTES: usize = 232;
 /// The most bytes that a call's record keeps of lists that arguments point to, all together.
 pub const LISTS_BYTES: usize = 3072;
 /// Of each, where there are three.

@@ -15,7 +15,7 @@ use crate::export::speedscope;
 use crate::human::{HumanCount, duration};
 use crate::symbols::Symbols;
 use crate::timeline::Selection;
-use crate::timeline::weights::{Value, Weights, weigh};
+use crate::timeline::weights::{GraphStacks, Value, Weights, weigh};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -45,6 +45,9 @@ pub struct Args {
     /// What stands at the root, below the stack
     #[arg(long, value_enum, default_value_t = By::Stack)]
     by: By,
+    /// Where the kernels of a graph stand, where its nodes are known and not its kernels' times [default: launched]
+    #[arg(long, value_enum)]
+    graph_stacks: Option<GraphStacks>,
     /// Only stacks with a frame, kernel or call whose text matches, as --folded prints it
     #[arg(long, value_name = "REGEX")]
     filter: Option<Regex>,
@@ -88,7 +91,11 @@ pub fn run(args: &Args) -> Result<Outcome> {
     // Standard output may be the product. A closed stderr leaves nobody to tell.
     let _ = note_losses(&mut io::stderr(), &loaded);
     let value = value(args, &loaded)?;
-    let weights = weigh(&loaded.timeline, value).context(args.input.display().to_string())?;
+    if args.graph_stacks.is_some() && value != Value::Launches {
+        bail!("--graph-stacks says where launches of graphs stand: it goes with --value launches");
+    }
+    let graph_stacks = args.graph_stacks.unwrap_or_default();
+    let weights = weigh(&loaded.timeline, value, graph_stacks).context(args.input.display().to_string())?;
     ensure_something(args, &loaded, value, &weights)?;
     for note in quality_notes(&weights) {
         say(&note);
@@ -227,7 +234,7 @@ fn ensure_something(args: &Args, loaded: &Loaded, value: Value, weights: &Weight
         return Ok(());
     }
     let file = loaded.path.display();
-    let calls = weigh(&loaded.timeline, Value::Api).map_or(0, |calls| calls.events);
+    let calls = weigh(&loaded.timeline, Value::Api, GraphStacks::default()).map_or(0, |calls| calls.events);
     match value {
         _ if weights.events == 0 && !args.selection.is_everything() => {
             bail!("{file}: nothing to draw in the selection; `analyze info` with the same selection says what there is")

@@ -3,7 +3,7 @@
 use std::io::{self, Write};
 
 use crate::human::{HumanBytes, HumanCount, counted, duration, share, text_table};
-use crate::timeline::host_side::{AtStack, HostSide};
+use crate::timeline::host_side::{AtStack, GraphLaunches, HostSide};
 use crate::timeline::names::printable;
 use crate::timeline::summary::KernelSummary;
 
@@ -19,6 +19,7 @@ pub(super) fn print(
 ) -> io::Result<()> {
     print_kernels(out, kernels, if all_kernels { usize::MAX } else { MOST_ROWS })?;
     print_stacks(out, &host.launches, "launches", "launched by", |row| vec![HumanCount(row.count).to_string()])?;
+    print_graphs(out, &host.graphs)?;
     if host.failed_launches > 0 {
         writeln!(out, "{} of these launches failed", HumanCount(host.failed_launches))?;
     }
@@ -37,20 +38,39 @@ pub(super) fn print(
 }
 
 fn print_kernels(out: &mut impl Write, kernels: &[KernelSummary], most: usize) -> io::Result<()> {
-    let launches: u64 = kernels.iter().map(|kernel| kernel.launches).sum();
+    let all = |kernel: &KernelSummary| kernel.launches.saturating_add(kernel.graph_launches);
+    let launches = kernels.iter().map(all).fold(0, u64::saturating_add);
     if launches == 0 {
         return Ok(());
     }
-    let mut table = text_table(["launches", "share", "kernel"], &[2]);
+    let has_graphs = kernels.iter().any(|kernel| kernel.graph_launches > 0);
+    let heads: &[&str] =
+        if has_graphs { &["launches", "in graphs", "share", "kernel"] } else { &["launches", "share", "kernel"] };
+    let mut table = text_table(heads, &[heads.len() - 1]);
     for kernel in kernels.iter().take(most) {
         let name = match &*printable(&kernel.name) {
             "" => "(unnamed kernel)".to_owned(),
             name => name.to_owned(),
         };
-        table.add_row([HumanCount(kernel.launches).to_string(), share(kernel.launches, launches), name]);
+        let in_graphs = has_graphs.then(|| HumanCount(kernel.graph_launches).to_string());
+        let cells = [HumanCount(all(kernel)).to_string()].into_iter().chain(in_graphs);
+        table.add_row(cells.chain([share(all(kernel), launches), name]));
     }
     writeln!(out, "\n{}", table.trim_fmt())?;
     more(out, kernels.len().saturating_sub(most), "kernel", "--kernels lists all")
+}
+
+/// What the launches of graphs come to: the kernels among those above, and how many launches may have run others.
+fn print_graphs(out: &mut impl Write, graphs: &GraphLaunches) -> io::Result<()> {
+    if graphs.launches == 0 {
+        return Ok(());
+    }
+    let (launches, kernels) = (HumanCount(graphs.launches), HumanCount(graphs.kernels));
+    writeln!(out, "{launches} of these launched graphs, and those {kernels} kernels")?;
+    if graphs.not_whole > 0 {
+        writeln!(out, "{} of these graphs' launches ran what is not known, or not all", HumanCount(graphs.not_whole))?;
+    }
+    Ok(())
 }
 
 /// A table by stack: `figures` are the columns that `heads` names.

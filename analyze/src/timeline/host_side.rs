@@ -17,6 +17,7 @@ use rustc_hash::{FxHashMap, FxHashSet};
 use serde::Serialize;
 
 use super::Timeline;
+use super::graphs::Graphs;
 use super::names::{FrameName, MOST_FRAMES, frames_cut};
 
 /// The host's side of a trace. The field names are the keys of `host` in `analyze info --json`.
@@ -26,6 +27,8 @@ pub struct HostSide {
     pub launches: Vec<AtStack>,
     /// How many launches failed; they are among the others.
     pub failed_launches: u64,
+    /// What the launches of graphs come to.
+    pub graphs: GraphLaunches,
     /// Synchronisations by stack, the longest wait first.
     pub waits: Vec<AtStack>,
     /// How long threads waited in them, all together.
@@ -43,6 +46,17 @@ pub struct HostSide {
     /// The ids of their processes.
     #[serde(skip)]
     pub processes: FxHashSet<u32>,
+}
+
+/// What the launches of graphs come to.
+#[derive(Debug, Default, PartialEq, Eq, Serialize)]
+pub struct GraphLaunches {
+    /// How many graphs were launched.
+    pub launches: u64,
+    /// The kernels that they ran, as far as the graphs' nodes are known.
+    pub kernels: u64,
+    /// Launches of graphs of which something is not known.
+    pub not_whole: u64,
 }
 
 /// What one stack called for.
@@ -115,6 +129,7 @@ impl Timeline {
         let (threads, processes) = self.thread_calls();
         HostSide {
             failed_launches,
+            graphs: self.graph_launches(),
             waited_ns: waits.total(),
             unfreed_bytes: unfreed.total(),
             frees_of_unknown,
@@ -124,6 +139,17 @@ impl Timeline {
             unfreed: self.at_stacks(unfreed, |sum| (sum.amount, None, Some(sum.amount))),
             threads,
             processes,
+        }
+    }
+
+    fn graph_launches(&self) -> GraphLaunches {
+        let graphs = Graphs::new(self);
+        let not_whole = self.events.graph_launch.graph.iter().filter(|&&graph| !graphs.is_whole(graph)).count() as u64;
+        let kernels = self.ran_by_graphs(&graphs).kernels.into_values();
+        GraphLaunches {
+            launches: self.events.graph_launch.graph.len() as u64,
+            kernels: kernels.fold(0, u64::saturating_add),
+            not_whole,
         }
     }
 

@@ -4,11 +4,12 @@ use std::cmp::Reverse;
 use std::collections::BTreeMap;
 
 use ktape_format::Table;
-use ktape_format::definition::{Context, Device, KernelName, Process, Shape, Stream, Thread, property};
+use ktape_format::definition::{Context, Device, KernelName, Process, Stream, Thread, property};
 use ktape_format::table::DefinitionKind;
 use rustc_hash::FxHashMap;
 use serde::Serialize;
 
+use super::graphs::Graphs;
 use super::{DeviceOp, DeviceOpKind, Timeline, audit::Audit, intervals::union_ns, names};
 
 /// A trace in figures. The field names are the keys of `analyze info --json`.
@@ -94,6 +95,9 @@ pub struct KernelSummary {
     pub calls: u64,
     /// How often it was launched by a call of its own; those that a graph has run are none.
     pub launches: u64,
+    /// How often launches of graphs ran it, as far as their nodes are known; 0 where there are device times, as it is among the
+    /// calls there.
+    pub graph_launches: u64,
     /// The sum of its durations.
     pub total_ns: u64,
     /// The same, with the impossible ones cut ([`Audit::repaired_ns`]).
@@ -117,9 +121,9 @@ impl Timeline {
     }
 
     /// The kernels by repaired total time, longest first, so that no impossible duration hides them; those of equal
-    /// time by launches, most first, then by name.
+    /// time by launches, those of graphs among them, most first, then by name.
     pub fn kernel_summaries(&self, audit: &Audit) -> Vec<KernelSummary> {
-        let kernel_of = |shape: u32| self.definitions.get::<Shape>(shape).map_or(0, |shape| shape.kernel);
+        let kernel_of = |shape: u32| self.kernel_of(shape);
         let mut by_kernel = FxHashMap::<u32, KernelSummary>::default();
         for (index, row) in (0..).zip(self.events.kernel.rows()) {
             let summary = by_kernel.entry(kernel_of(row.shape)).or_default();
@@ -131,6 +135,10 @@ impl Timeline {
         for row in self.events.launch.rows() {
             by_kernel.entry(kernel_of(row.shape)).or_default().launches += 1;
         }
+        for (&(_, shape), &count) in &self.ran_by_graphs(&Graphs::new(self)).kernels {
+            let launches = &mut by_kernel.entry(kernel_of(shape)).or_default().graph_launches;
+            *launches = launches.saturating_add(count);
+        }
         // One name may stand in several modules, and belong to several handles.
         let mut kernels = BTreeMap::<String, KernelSummary>::new();
         // What was launched and did not run (a graph was being captured) has no time that it could be here by, unless nothing
@@ -141,12 +149,14 @@ impl Timeline {
             let summary = kernels.entry(name).or_default();
             summary.calls += part.calls;
             summary.launches += part.launches;
+            summary.graph_launches = summary.graph_launches.saturating_add(part.graph_launches);
             summary.total_ns = summary.total_ns.saturating_add(part.total_ns);
             summary.repaired_ns = summary.repaired_ns.saturating_add(part.repaired_ns);
         }
         let named = kernels.into_iter().map(|(name, summary)| KernelSummary { name, ..summary });
         let mut kernels: Vec<KernelSummary> = named.collect();
-        kernels.sort_by_key(|kernel| Reverse((kernel.repaired_ns, kernel.launches)));
+        kernels
+            .sort_by_key(|kernel| Reverse((kernel.repaired_ns, kernel.launches.saturating_add(kernel.graph_launches))));
         kernels
     }
 
@@ -224,6 +234,7 @@ impl Timeline {
 
 #[cfg(test)]
 mod tests {
+    use ktape_format::definition::Shape;
     use ktape_format::event::Kernel;
     use ktape_format::{Memory, Sink as _};
 

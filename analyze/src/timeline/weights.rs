@@ -8,10 +8,10 @@
 use std::collections::BTreeMap;
 
 use ktape_format::Table;
-use ktape_format::definition::Shape;
 use ktape_format::event::{Api, Event, EventRecord, EventWait, GraphLaunch, Launch, Sync, timing};
 use rustc_hash::FxHashMap;
 
+use super::graphs::{Graphs, Ran};
 use super::{DeviceOpKind, OpClass, Timeline};
 
 /// What is added up.
@@ -19,7 +19,7 @@ use super::{DeviceOpKind, OpClass, Timeline};
 pub enum Value {
     /// Time of kernels, copies and memsets on the device
     Gpu,
-    /// Number of kernel and graph launches
+    /// Number of kernels launched, those that graphs run among them
     Launches,
     /// Time of the host in API calls
     Api,
@@ -33,6 +33,16 @@ pub enum Value {
     Cpu,
     /// Number of CPU samples
     Samples,
+}
+
+/// On which stack the kernels of a graph stand, where the tape tells of the graph's nodes and not of its kernels.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
+pub enum GraphStacks {
+    /// That of the graph's launch: who sent them to the device
+    #[default]
+    Launched,
+    /// That of the call that was captured, or built the graph: whose work they are
+    Captured,
 }
 
 /// Who caused an event.
@@ -110,12 +120,12 @@ pub struct Weights {
 pub struct Overflow;
 
 /// Adds up `value` by calling stack.
-pub fn weigh(timeline: &Timeline, value: Value) -> Result<Weights, Overflow> {
+pub fn weigh(timeline: &Timeline, value: Value, graph_stacks: GraphStacks) -> Result<Weights, Overflow> {
     let mut scale =
         Scale { timeline, leaves: FxHashMap::default(), sums: FxHashMap::default(), done: Weights::default() };
     match value {
         Value::Gpu | Value::Copies | Value::Bytes => scale.device_work(value)?,
-        Value::Launches => scale.launches()?,
+        Value::Launches => scale.launches(graph_stacks)?,
         Value::Api => scale.calls()?,
         Value::Sync => scale.waits()?,
         Value::Cpu | Value::Samples => scale.samples(value)?,
@@ -168,21 +178,42 @@ impl Scale<'_> {
         Ok(())
     }
 
-    fn launches(&mut self) -> Result<(), Overflow> {
-        let definitions = &self.timeline.definitions;
+    fn launches(&mut self, graph_stacks: GraphStacks) -> Result<(), Overflow> {
         for row in self.timeline.events.launch.rows() {
-            let kernel = definitions.get::<Shape>(row.shape).map_or(0, |shape| shape.kernel);
-            let leaf = self
-                .leaf(LeafKey::Op(OpClass { kind: DeviceOpKind::Kernel, id: kernel, codes: [0; 3] }), || {
-                    definitions.kernel_name(row.shape).to_owned()
-                });
+            let leaf = self.kernel_leaf(row.shape);
             self.add_call(row.thread, row.stream, row.stack, leaf, 1)?;
         }
+        // Launches of graphs that have all of this in common: process, stream, stack, graph, function.
+        let mut launches = BTreeMap::<(u32, u32, u32, u32, u32), u64>::new();
         for row in self.timeline.events.graph_launch.rows() {
-            let leaf = self.call_leaf(row.function);
-            self.add_call(row.thread, row.stream, row.stack, leaf, 1)?;
+            let process = self.timeline.definitions.process_of_thread(row.thread);
+            // What failed ran nothing, and what ran on a device that was recorded is there.
+            let graph = if row.result == 0 && self.timeline.host_only { row.graph } else { 0 };
+            *launches.entry((process, row.stream, row.stack, graph, row.function)).or_default() += 1;
+        }
+        let graphs = Graphs::new(self.timeline);
+        let mut runs: FxHashMap<u32, Ran> = FxHashMap::default();
+        for ((process, stream, stack, graph, function), count) in launches {
+            let ran = runs.entry(graph).or_insert_with(|| graphs.run([(graph, 1)]));
+            for (&(captured, shape), &times) in &ran.kernels {
+                let stack = if graph_stacks == GraphStacks::Captured { captured } else { stack };
+                let leaf = self.kernel_leaf(shape);
+                let place = Place { process, stream, caller: caller(stack), leaf };
+                self.add(place, count.checked_mul(times).ok_or(Overflow)?)?;
+            }
+            // It stands for itself where it runs no kernel, or others than are known.
+            if ran.kernels.is_empty() || !graphs.is_whole(graph) {
+                let leaf = self.call_leaf(function);
+                self.add(Place { process, stream, caller: caller(stack), leaf }, count)?;
+            }
         }
         Ok(())
+    }
+
+    fn kernel_leaf(&mut self, shape: u32) -> u32 {
+        let timeline = self.timeline;
+        let class = OpClass { kind: DeviceOpKind::Kernel, id: timeline.kernel_of(shape), codes: [0; 3] };
+        self.leaf(LeafKey::Op(class), || timeline.definitions.kernel_name(shape).to_owned())
     }
 
     fn calls(&mut self) -> Result<(), Overflow> {

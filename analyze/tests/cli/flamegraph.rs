@@ -11,7 +11,7 @@ use ktape_analyze::export::flamegraph::svg::{self, Caption};
 use ktape_analyze::export::flamegraph::{By, Shape, Tree, folded};
 use ktape_analyze::import;
 use ktape_analyze::timeline::Timeline;
-use ktape_analyze::timeline::weights::{Value, weigh};
+use ktape_analyze::timeline::weights::{GraphStacks, Value, weigh};
 use ktape_format::definition::{
     self, Context, Device, Frame, Function, Graph, KernelName, Process, Stack, Stream, Thread, frame_kind, property,
 };
@@ -616,7 +616,7 @@ proptest! {
         let timeline = everything::timeline(&numbers, &strings);
         for &value in Value::value_variants() {
             let exact = sum_of(&timeline, value);
-            let Ok(weights) = weigh(&timeline, value) else {
+            let Ok(weights) = weigh(&timeline, value, GraphStacks::default()) else {
                 prop_assert!(exact > u128::from(u64::MAX));
                 continue;
             };

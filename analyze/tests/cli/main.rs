@@ -12,6 +12,7 @@ mod everything;
 mod flamegraph;
 #[path = "../../../format/tests/hostile/forge.rs"]
 mod forge;
+mod graphs;
 mod host_only;
 mod hostile;
 mod import;

@@ -204,6 +204,12 @@ pub(super) fn report(summary: &Summary, recording: &Recording) -> Result<()> {
             gaps.launches_of_older_graphs,
             "launches of graphs that were made before the recording: of which kernels is not known",
         ),
+        (gaps.launches_of_partly_known_graphs, "launches of graphs of which not all kernels are known"),
+        (
+            gaps.unknown_graph_changes,
+            "changes of graphs that were made before the recording, or by handles that were not seen",
+        ),
+        (gaps.captures_without_begin, "captures that began before the recording: calls in them count as done"),
     ] {
         if count > 0 {
             writeln!(out, "  {count} {what}")?;

@@ -6,13 +6,15 @@
 //!
 //! Work enters at the driver: the runtime library resolves the driver's exported functions and calls them, so a launch
 //! is seen once, here, whoever made it. The runtime's own launch is looked at only for the name of its kernel. NCCL's
-//! functions (`collectives.rs`) say what some of those launches are for. What is not here is left out on purpose, and
-//! `tests/cli/left_out.txt` says why.
+//! functions (`collectives.rs`) say what some of those launches are for, those of graphs (`graphs.rs`) what a graph's launch
+//! runs. What is not here is left out on purpose, and `tests/cli/left_out.txt` says why.
 
 use ktape_ebpf::wire::{self, Plan};
+use ktape_format::definition::node_kind;
 use ktape_format::event::{allocator, copy_kind, sync_kind};
 
 use super::collectives::COLLECTIVES;
+use super::graphs::{GRAPHS, GraphCall};
 
 /// Position of an argument, from 0. Six and more are on the stack.
 pub type Argument = u8;
@@ -51,8 +53,11 @@ pub enum Meaning {
     BlockShape,
     /// Says the shared memory of such launches: function, bytes.
     SharedSize,
+    /// Captures streams; builds, changes and ends graphs.
+    Graph(GraphCall),
     /// Queues what is neither kernel, copy nor memset into a stream, and returns at once: a host function, a wait for a value.
-    Queued { stream: Argument },
+    /// In a stream that is captured it is a node of this kind.
+    Queued { stream: Argument, node: u8 },
     /// Any other call whose time counts, on the tape as that.
     Other { stream: Option<Argument> },
     /// Copies bytes: the target comes first.
@@ -175,7 +180,7 @@ pub const LAUNCH_CONFIG_BYTES: u32 = 56;
 pub const LAUNCH_PARAMS_BYTES: u32 = 56;
 
 /// The suffix of most variants for the per-thread default stream.
-const PTSZ: &str = "_ptsz";
+pub(super) const PTSZ: &str = "_ptsz";
 /// The suffix of those that take no stream.
 const PTDS: &str = "_ptds";
 
@@ -206,15 +211,15 @@ const fn other(stream: Argument) -> Meaning {
     Meaning::Other { stream: Some(stream) }
 }
 
-const fn queued(stream: Argument) -> Meaning {
-    Meaning::Queued { stream }
+const fn queued(stream: Argument, node: u8) -> Meaning {
+    Meaning::Queued { stream, node }
 }
 
 const fn free(allocator: u8) -> Meaning {
     Meaning::Free { allocator, stream: None }
 }
 
-/// All functions of the driver, and what of the runtime says names.
+/// The functions of the driver but for those of graphs, and what of the runtime says names.
 pub const FUNCTIONS: &[Function] = &[
     f("cuLaunchKernel", PTSZ, Meaning::Launch),
     f("cuLaunchKernelEx", PTSZ, Meaning::LaunchConfig),
@@ -225,26 +230,21 @@ pub const FUNCTIONS: &[Function] = &[
     f("cuLaunchGridAsync", "", Meaning::LaunchGrid { has_grid: true, stream: Some(3) }),
     f("cuFuncSetBlockShape", "", Meaning::BlockShape),
     f("cuFuncSetSharedSize", "", Meaning::SharedSize),
-    f("cuLaunchHostFunc", PTSZ, queued(0)),
-    f("cuLaunchHostFunc_v2", PTSZ, queued(0)),
-    f("cuStreamAddCallback", PTSZ, queued(0)),
-    f("cuStreamWaitValue32", PTSZ, queued(0)),
-    f("cuStreamWaitValue32_v2", PTSZ, queued(0)),
-    f("cuStreamWaitValue64", PTSZ, queued(0)),
-    f("cuStreamWaitValue64_v2", PTSZ, queued(0)),
-    f("cuStreamWriteValue32", PTSZ, queued(0)),
-    f("cuStreamWriteValue32_v2", PTSZ, queued(0)),
-    f("cuStreamWriteValue64", PTSZ, queued(0)),
-    f("cuStreamWriteValue64_v2", PTSZ, queued(0)),
-    f("cuStreamBatchMemOp", PTSZ, queued(0)),
-    f("cuStreamBatchMemOp_v2", PTSZ, queued(0)),
-    f("cuSignalExternalSemaphoresAsync", PTSZ, queued(3)),
-    f("cuWaitExternalSemaphoresAsync", PTSZ, queued(3)),
-    f("cuGraphInstantiate", "", Meaning::GraphInstantiate),
-    f("cuGraphInstantiate_v2", "", Meaning::GraphInstantiate),
-    f("cuGraphInstantiateWithFlags", "", Meaning::GraphInstantiate),
-    f("cuGraphInstantiateWithParams", PTSZ, Meaning::GraphInstantiate),
-    f("cuGraphLaunch", PTSZ, Meaning::GraphLaunch),
+    f("cuLaunchHostFunc", PTSZ, queued(0, node_kind::HOST)),
+    f("cuLaunchHostFunc_v2", PTSZ, queued(0, node_kind::HOST)),
+    f("cuStreamAddCallback", PTSZ, queued(0, node_kind::HOST)),
+    f("cuStreamWaitValue32", PTSZ, queued(0, node_kind::MEMORY_OPERATIONS)),
+    f("cuStreamWaitValue32_v2", PTSZ, queued(0, node_kind::MEMORY_OPERATIONS)),
+    f("cuStreamWaitValue64", PTSZ, queued(0, node_kind::MEMORY_OPERATIONS)),
+    f("cuStreamWaitValue64_v2", PTSZ, queued(0, node_kind::MEMORY_OPERATIONS)),
+    f("cuStreamWriteValue32", PTSZ, queued(0, node_kind::MEMORY_OPERATIONS)),
+    f("cuStreamWriteValue32_v2", PTSZ, queued(0, node_kind::MEMORY_OPERATIONS)),
+    f("cuStreamWriteValue64", PTSZ, queued(0, node_kind::MEMORY_OPERATIONS)),
+    f("cuStreamWriteValue64_v2", PTSZ, queued(0, node_kind::MEMORY_OPERATIONS)),
+    f("cuStreamBatchMemOp", PTSZ, queued(0, node_kind::MEMORY_OPERATIONS)),
+    f("cuStreamBatchMemOp_v2", PTSZ, queued(0, node_kind::MEMORY_OPERATIONS)),
+    f("cuSignalExternalSemaphoresAsync", PTSZ, queued(3, node_kind::SEMAPHORE_SIGNAL)),
+    f("cuWaitExternalSemaphoresAsync", PTSZ, queued(3, node_kind::SEMAPHORE_WAIT)),
     f("cuMemcpy", PTDS, copy(copy_kind::UNKNOWN, None)),
     f("cuMemcpyAsync", PTSZ, copy(copy_kind::UNKNOWN, Some(3))),
     f("cuMemcpyHtoD_v2", PTDS, copy(copy_kind::HTOD, None)),
@@ -406,17 +406,6 @@ pub const FUNCTIONS: &[Function] = &[
     f("cuLinkAddFile", "", OTHER),
     f("cuLinkAddFile_v2", "", OTHER),
     f("cuLinkComplete", "", OTHER),
-    f("cuStreamBeginCapture", PTSZ, other(0)),
-    f("cuStreamBeginCapture_v2", PTSZ, other(0)),
-    f("cuStreamBeginCaptureToGraph", PTSZ, other(0)),
-    f("cuStreamBeginCaptureToCig", PTSZ, other(0)),
-    f("cuStreamBeginRecaptureToGraph", PTSZ, other(0)),
-    f("cuStreamEndCapture", PTSZ, other(0)),
-    f("cuStreamEndCaptureToCig", PTSZ, other(0)),
-    f("cuGraphExecUpdate", "", OTHER),
-    f("cuGraphExecUpdate_v2", "", OTHER),
-    f("cuGraphExecDestroy", "", OTHER),
-    f("cuGraphUpload", PTSZ, other(1)),
     f("cuModuleGetFunction", "", Meaning::KernelByName(ObjectKind::Function)),
     f("cuLibraryGetKernel", "", Meaning::KernelByName(ObjectKind::Kernel)),
     f("cuKernelGetFunction", "", Meaning::FunctionOfKernel),
@@ -457,7 +446,7 @@ pub struct Probed {
 /// indices.
 pub fn all() -> Vec<Probed> {
     let mut all = Vec::new();
-    for function in FUNCTIONS.iter().chain(COLLECTIVES) {
+    for function in FUNCTIONS.iter().chain(GRAPHS).chain(COLLECTIVES) {
         let mut push = |suffix: &str| {
             all.push(Probed {
                 symbol: format!("{}{suffix}", function.name),
@@ -531,6 +520,7 @@ impl Meaning {
             Meaning::Other { stream: Some(6..) } | Meaning::Collective(Collective { communicator: 5.., .. }) => {
                 Plan { record: wire::kind::STACK_CALL, ..plan }
             }
+            Meaning::Graph(call) => call.plan(plan),
             Meaning::KernelByName(_) => Plan { record: wire::kind::NAMED_CALL, pointer: 2, outs: [1, 0], ..plan },
             Meaning::RegisterStub => Plan { record: wire::kind::NAMED_CALL, pointer: 2, ..plan },
             Meaning::GraphInstantiate

@@ -10,6 +10,7 @@ pub mod code_page;
 pub mod collectives;
 pub mod execution;
 pub mod functions;
+pub mod graphs;
 pub mod library;
 pub mod site;
 pub mod trial;

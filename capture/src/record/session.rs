@@ -345,7 +345,9 @@ impl Session {
             let elapsed = std::mem::replace(&mut self.told_losses, Instant::now()).elapsed();
             let counters = self.kernel.counters()?;
             let sampled = self.kernel.sample_counters()?;
+            let lost = self.losses.lost;
             self.losses.tell(&self.functions, &counters, &sampled, monotonic_ns(), &mut self.tape)?;
+            self.collector.looked_for_losses(self.losses.lost > lost);
             self.look_at_cost(&counters, elapsed)?;
         }
         if self.read_clocks.elapsed() >= CLOCKS {

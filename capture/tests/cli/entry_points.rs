@@ -7,6 +7,7 @@ use std::path::PathBuf;
 
 use ktape_capture::probes::collectives::COLLECTIVES;
 use ktape_capture::probes::functions::{self, Meaning};
+use ktape_capture::probes::graphs::{GraphCall, Params};
 use ktape_capture::probes::library::Library;
 use ktape_capture::probes::{Kernel, sites};
 use object::{Object as _, ObjectSymbol as _};
@@ -146,7 +147,7 @@ fn arguments(meaning: Meaning) -> Vec<(u8, &'static [&'static str])> {
     match meaning {
         Meaning::Launch => vec![(0, &["f"]), (1, &["gridDimX"]), (7, &["sharedMemBytes"]), (8, STREAM)],
         Meaning::LaunchGrid { stream: Some(stream), .. }
-        | Meaning::Queued { stream }
+        | Meaning::Queued { stream, .. }
         | Meaning::Other { stream: Some(stream) }
         | Meaning::CopyShape { stream: Some(stream), .. }
         | Meaning::EventWait { stream: Some(stream) } => vec![(stream, STREAM)],
@@ -172,6 +173,8 @@ fn arguments(meaning: Meaning) -> Vec<(u8, &'static [&'static str])> {
             let event: (u8, &[&str]) = (event, &["hEvent"]);
             [event].into_iter().chain(stream.map(|stream| (stream, STREAM))).collect()
         }
+        Meaning::GraphInstantiate => vec![(1, &["hGraph"])],
+        Meaning::Graph(call) => graph_arguments(call),
         Meaning::GraphLaunch => vec![(0, &["hGraphExec", "hGraph"]), (1, STREAM)],
         Meaning::Alloc { bytes, stream, .. } => {
             [(bytes, BYTES)].into_iter().chain(stream.map(|stream| (stream, STREAM))).collect()
@@ -196,6 +199,33 @@ fn arguments(meaning: Meaning) -> Vec<(u8, &'static [&'static str])> {
             all
         }
         _ => Vec::new(),
+    }
+}
+
+/// The same of calls that concern graphs.
+fn graph_arguments(call: GraphCall) -> Vec<(u8, &'static [&'static str])> {
+    const GRAPH: &[&str] = &["hGraph"];
+    const NODE: &[&str] = &["hNode"];
+    const PARAMS: &[&str] = &["nodeParams", "copyParams", "memsetParams", "childGraph"];
+    const EXEC: (u8, &[&str]) = (0, &["hGraphExec"]);
+    match call {
+        GraphCall::BeginCapture { graph, .. } => {
+            [(0, &["hStream"][..])].into_iter().chain(graph.map(|graph| (graph, GRAPH))).collect()
+        }
+        GraphCall::EndCapture { hands_out: true } => vec![(0, &["hStream"]), (1, &["phGraph"])],
+        GraphCall::EndCapture { hands_out: false } => vec![(0, &["hStream"])],
+        GraphCall::Create => vec![(0, &["phGraph"])],
+        GraphCall::Destroy => vec![(0, GRAPH)],
+        GraphCall::Clone => vec![(0, &["phGraphClone"]), (1, &["originalGraph"])],
+        GraphCall::FindInClone => vec![(0, &["phNode"]), (1, &["hOriginalNode"]), (2, &["hClonedGraph"])],
+        GraphCall::Add { params: Params::Unread(_), .. } => vec![(0, &["phGraphNode"]), (1, GRAPH)],
+        GraphCall::Add { at, .. } => vec![(0, &["phGraphNode"]), (1, GRAPH), (at, PARAMS)],
+        GraphCall::DestroyNode => vec![(0, NODE)],
+        GraphCall::Set { .. } => vec![(0, NODE), (1, PARAMS)],
+        GraphCall::SetInExec { .. } => vec![EXEC, (1, NODE), (2, PARAMS)],
+        GraphCall::SetEnabled => vec![EXEC, (1, NODE), (2, &["isEnabled"])],
+        GraphCall::Update => vec![EXEC, (1, GRAPH)],
+        GraphCall::ExecDestroy => vec![EXEC],
     }
 }
 

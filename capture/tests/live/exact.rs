@@ -10,6 +10,7 @@ use std::path::Path;
 use std::rc::Rc;
 
 use ktape_capture::probes::functions::{self, Meaning, Probed};
+use ktape_capture::probes::graphs::GraphCall;
 use ktape_ebpf::python::MAX_FRAMES;
 use ktape_format::definition::{
     Context, Frame, Function, Graph, KernelName, Shape, Stack, Stream, Thread, frame_kind, property,
@@ -38,6 +39,8 @@ pub(crate) struct Call {
     pub(crate) event: u64,
     pub(crate) graph: u64,
     pub(crate) result: i32,
+    /// It was called of a stream that was captured: a call and no more. What it adds to the graph is `graphs.rs`' matter.
+    pub(crate) captured: bool,
     /// Innermost first.
     pub(crate) stack: Rc<[FrameLine]>,
 }
@@ -87,7 +90,11 @@ pub(crate) fn truth(truth: &Truth, compared: Compared) -> Threads {
         // What is neither done to a stream nor to memory, and what is done to memory.
         let is_other = matches!(
             meaning,
-            Meaning::Queued { .. } | Meaning::Other { .. } | Meaning::GraphInstantiate | Meaning::AllocPitch
+            Meaning::Queued { .. }
+                | Meaning::Other { .. }
+                | Meaning::Graph(_)
+                | Meaning::GraphInstantiate
+                | Meaning::AllocPitch
         );
         let has_addresses =
             matches!(meaning, Meaning::Register | Meaning::Reserve | Meaning::Map | Meaning::Unmap | Meaning::Range);
@@ -96,7 +103,9 @@ pub(crate) fn truth(truth: &Truth, compared: Compared) -> Threads {
         let own = |stream: u64| stream_on_tape(stream, function.per_thread_stream, row.thread);
         let stream = match meaning {
             // Among the arguments, as the caller gave it.
-            Meaning::Queued { .. } | Meaning::Other { stream: Some(_) } => row.stream,
+            Meaning::Queued { .. }
+            | Meaning::Other { stream: Some(_) }
+            | Meaning::Graph(GraphCall::BeginCapture { .. } | GraphCall::EndCapture { .. }) => row.stream,
             Meaning::EventRecord { stream: None, .. }
             | Meaning::EventWait { stream: None }
             | Meaning::Alloc { stream: None, .. }
@@ -121,23 +130,21 @@ pub(crate) fn truth(truth: &Truth, compared: Compared) -> Threads {
             },
             _ => 0,
         };
-        let call = Call {
+        let is_work = !is_other || matches!(meaning, Meaning::AllocPitch);
+        let mut call = Call {
             function: names.get(row.symbol),
             kernel: names.get(if is_launch { row.kernel.unwrap_or("") } else { "" }),
             stream,
-            grid: row.grid,
-            block: row.block,
-            shared_bytes: row.shared_bytes,
-            bytes: if matches!(meaning, Meaning::Free { .. }) || is_other && meaning != Meaning::AllocPitch {
-                0
-            } else {
-                row.bytes
-            },
+            grid: if is_work { row.grid } else { [0; 3] },
+            block: if is_work { row.block } else { [0; 3] },
+            shared_bytes: if is_work { row.shared_bytes } else { 0 },
+            bytes: if is_work && !matches!(meaning, Meaning::Free { .. }) { row.bytes } else { 0 },
             copy,
             address: if is_memory { row.destination } else { 0 },
             event: if is_other { 0 } else { row.event },
             graph: if matches!(meaning, Meaning::GraphLaunch) { row.graph } else { 0 },
             result: if has_end { row.result.unwrap_or(0) as i32 } else { 0 },
+            captured: row.captured,
             stack: row.stack.filter(|_| compared.stacks).map_or_else(Rc::default, |id| {
                 let own = |frame: ktape_simcuda_truth::Frame<'_>| {
                     (frame.qualname.to_owned(), frame.file.to_owned(), frame.line)
@@ -146,6 +153,11 @@ pub(crate) fn truth(truth: &Truth, compared: Compared) -> Threads {
                 stacks.entry(id).or_insert_with(look_up).clone()
             }),
         };
+        if row.captured {
+            let Call { function, stream, result, captured, stack, .. } = call;
+            let stream = if matches!(meaning, Meaning::Queued { .. }) { stream } else { 0 };
+            call = Call { function, stream, result, captured, stack, ..Call::default() };
+        }
         let end_ns = row.end_ns.filter(|_| has_end).map(|end| end as i64);
         threads.entry(row.thread).or_default().push(Timed {
             call,
@@ -222,6 +234,7 @@ pub(crate) fn tape(path: &Path, pid: u32, compared: Compared) -> Threads {
         let asked: serde_json::Value = serde_json::from_str(names.definitions.string(row.args)).unwrap_or_default();
         let number = |key: &str| asked[key].as_u64().unwrap_or(0);
         (call.stream, call.bytes, call.address) = (number("stream"), number("bytes"), number("address"));
+        call.captured = asked["captured"] == true;
         let kind = copy_kind::NAMES.iter().position(|name| asked["copy_kind"] == *name);
         call.copy = kind.unwrap_or_default() as u8;
         if let Some(copies) = copies.get(&row.correlation) {

@@ -148,6 +148,7 @@ impl<'a> HostEvents<'a> {
     fn graph_launch(&self, row: usize, launch: GraphLaunch, event: &mut TrackEvent) {
         event.name_iid = Some(self.labels.functions.of(launch.function));
         event.arg(self.labels.graph(launch.graph));
+        self.labels.contents(launch.graph).for_each(|arg| event.arg(Some(arg)));
         event.arg(self.labels.stream(launch.stream));
         self.call(launch.correlation, launch.result, launch.args, event);
         self.submitted(&self.links.graph_launch, row, launch.stack, event);

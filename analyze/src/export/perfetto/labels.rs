@@ -1,12 +1,13 @@
 //! The names and arguments that host calls and device work share, each looked up once before encoding.
 
-use ktape_format::definition::{Frame, Function, Graph, KernelName, Shape, Stream};
+use ktape_format::definition::{Frame, Function, Graph, KernelName, Shape, Stream, node_kind};
 use ktape_format::event::{allocator, copy_kind, lifecycle_kind, memory_kind, sync_kind, timing};
 use ktape_format::{Definitions, Table};
-use rustc_hash::FxHashSet;
+use rustc_hash::{FxHashMap, FxHashSet};
 
 use super::text::{Arg, ArgTable, TextId, Texts, Value, list};
 use crate::timeline::Timeline;
+use crate::timeline::graphs::Graphs;
 use crate::timeline::names::short_kernel_name;
 
 /// Declares the arguments' names once: the field in the code, and the text in the trace.
@@ -64,6 +65,10 @@ keys! {
     function: "function",
     gigabytes_per_second: "gigabytes_per_second",
     graph: "graph",
+    nodes: "nodes",
+    kernels: "kernels",
+    first_kernels: "first_kernels",
+    is_whole: "all_nodes_known",
     graph_node: "graph_node",
     grid: "grid",
     kernel: "kernel",
@@ -131,6 +136,17 @@ pub(super) struct Labels<'a> {
     pub(super) timings: Codes,
     pub(super) lifecycles: Codes,
     pub(super) args: ArgTable,
+    /// What launched graphs run, where that is on no track of its own.
+    graph_contents: FxHashMap<u32, GraphContents>,
+}
+
+/// What a graph runs, as arguments.
+struct GraphContents {
+    nodes: u64,
+    kernels: u64,
+    /// The names of the first ones.
+    first: TextId,
+    is_whole: bool,
 }
 
 impl<'a> Labels<'a> {
@@ -181,7 +197,24 @@ impl<'a> Labels<'a> {
             timings: Codes::new(timing::NAMES, texts, list::VALUE),
             lifecycles: Codes::new(lifecycle_kind::NAMES, texts, list::EVENT_NAME),
             args: ArgTable::new(&used_args(timeline), texts),
+            graph_contents: graph_contents(timeline, texts),
         }
+    }
+
+    /// What a launch of this graph runs.
+    pub(super) fn contents(&self, graph: u32) -> impl Iterator<Item = Arg> {
+        let contents = self.graph_contents.get(&graph).into_iter();
+        contents.flat_map(|contents| {
+            let keys = &self.keys;
+            let is_cut = (!contents.is_whole).then_some(Arg { name: keys.is_whole, value: Value::Uint(0) });
+            [
+                Arg { name: keys.nodes, value: Value::Uint(contents.nodes) },
+                Arg { name: keys.kernels, value: Value::Uint(contents.kernels) },
+                Arg { name: keys.first_kernels, value: Value::Text(contents.first) },
+            ]
+            .into_iter()
+            .chain(is_cut)
+        })
     }
 
     /// The kernel of a shape, in short.
@@ -215,6 +248,29 @@ fn strings(ids: impl Iterator<Item = u32>, none: &str, list: u8, texts: &mut Tex
         id => id,
     }));
     ById(by_id)
+}
+
+/// What each launched graph runs; nothing where the device's own record has it.
+fn graph_contents(timeline: &Timeline, texts: &mut Texts<'_>) -> FxHashMap<u32, GraphContents> {
+    /// How many kernels are named: a graph may have thousands.
+    const NAMED: usize = 8;
+    let graphs = Graphs::new(timeline);
+    let used: FxHashSet<u32> = timeline.events.graph_launch.graph.iter().copied().collect();
+    let mut contents = FxHashMap::default();
+    for graph in used.into_iter().filter(|graph| timeline.host_only && !graphs.nodes(*graph).is_empty()) {
+        let nodes = graphs.nodes(graph);
+        let kernels = graphs.run([(graph, 1)]).kernels.into_values().fold(0, u64::saturating_add);
+        let of_kernels = nodes.iter().filter(|node| node.kind == node_kind::KERNEL).take(NAMED);
+        let mut names: Vec<String> =
+            of_kernels.map(|node| short_kernel_name(timeline.definitions.kernel_name(node.shape))).collect();
+        if kernels > names.len() as u64 {
+            names.push("…".to_owned());
+        }
+        let first = texts.text(&names.join(", "), list::VALUE);
+        let is_whole = graphs.is_whole(graph);
+        contents.insert(graph, GraphContents { nodes: nodes.len() as u64, kernels, first, is_whole });
+    }
+    contents
 }
 
 /// The string ids of all further arguments.

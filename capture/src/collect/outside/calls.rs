@@ -11,7 +11,9 @@ use ktape_format::event::{
 };
 
 use super::Gaps;
+use super::capturing::{Captured, stream_argument};
 use super::copies::{Asked, refused_copies, refused_copy, refused_set};
+use super::graphs::Change;
 use super::kernels::Kernels;
 use super::objects::Objects;
 use super::thread::Thread;
@@ -72,7 +74,8 @@ pub(super) enum Open {
     Launches(Vec<Launch>),
     /// One call's copies.
     Copies(Api, Vec<Memcpy>),
-    GraphLaunch(GraphLaunch),
+    /// A graph's launch, and whether all that it runs is known.
+    GraphLaunch(GraphLaunch, bool),
     Api(Api),
     /// A copy, and whether its call returns only when it is done.
     Copy(Api, Memcpy, bool),
@@ -95,7 +98,10 @@ pub(super) enum Open {
     /// An allocation in so many rows, whose pitch the call says.
     AllocPitch(Alloc, u64),
     Free(Free),
-    GraphInstantiate(Api),
+    /// It does something to graphs.
+    Graph(Api, Change),
+    /// It is called of a stream that is captured.
+    Captured(Api, Captured),
     /// An object of a kernel is asked for by this name.
     KernelByName(Kind, String),
     /// The function of this kernel is asked for.
@@ -126,10 +132,10 @@ pub(super) struct Within<'a> {
 
 /// Grid, block and shared memory of a launch.
 #[derive(Default)]
-struct Configuration {
-    grid: [u32; 3],
-    block: [u32; 3],
-    shared_bytes: u32,
+pub(super) struct Configuration {
+    pub(super) grid: [u32; 3],
+    pub(super) block: [u32; 3],
+    pub(super) shared_bytes: u32,
 }
 
 impl Within<'_> {
@@ -155,20 +161,23 @@ impl Within<'_> {
                 Open::Launch(self.launch(a, a.word(1), &configuration, a.memory_word(32), sink)?)
             }
             Meaning::LaunchMulti => self.launch_multi(a, sink)?,
-            Meaning::GraphInstantiate => Open::GraphInstantiate(self.api(a)),
+            Meaning::GraphInstantiate => Open::Graph(self.api(a), Change::Instantiate(a.word(1))),
+            Meaning::Graph(call) => self.graph_call(a, call, sink)?,
             Meaning::GraphLaunch => {
-                self.gaps.launches_of_older_graphs += u64::from(!self.objects.has_seen_made(a.word(0)));
-                let (graph, stream) = (self.objects.graph(a.word(0), sink)?, self.stream(a.word(1), sink)?);
-                Open::GraphLaunch(GraphLaunch {
+                let (graph, is_whole) = self.objects.graphs.launched(a.word(0), sink)?;
+                self.gaps.launches_of_older_graphs += u64::from(is_whole.is_none());
+                self.gaps.launches_of_partly_known_graphs += u64::from(is_whole == Some(false));
+                let row = GraphLaunch {
                     start_ns: a.call.time_ns as i64,
                     correlation: self.next_correlation(),
                     thread: self.thread.id,
-                    stream,
+                    stream: self.stream(a.word(1), sink)?,
                     graph,
                     stack: self.stack,
                     function: self.function_id,
                     ..GraphLaunch::default()
-                })
+                };
+                Open::GraphLaunch(row, is_whole == Some(true))
             }
             Meaning::LaunchGrid { has_grid, stream } => {
                 let (block, shared_bytes) = self.objects.launch_shape(a.word(0));
@@ -185,10 +194,9 @@ impl Within<'_> {
                 self.objects.set_shared_bytes(a.word(0), a.half(1));
                 Open::Nothing
             }
-            Meaning::Queued { stream } | Meaning::Other { stream: Some(stream) } => {
+            Meaning::Queued { stream, .. } | Meaning::Other { stream: Some(stream) } => {
                 self.note_unreadable(usize::from(stream) >= a.call.registers.len() && a.words.is_empty());
-                let args = sink.string(&serde_json::json!({ "stream": a.word(stream) }).to_string())?;
-                Open::Api(Api { args, ..self.api(a) })
+                Open::Api(Api { args: stream_argument(a.word(stream), sink)?, ..self.api(a) })
             }
             Meaning::Other { stream: None } => Open::Api(self.api(a)),
             Meaning::CopyBatch { stream } => self.copy_batch(a, stream, sink)?,
@@ -249,12 +257,15 @@ impl Within<'_> {
             Meaning::EventRecord { event, stream } => {
                 let correlation = self.next_correlation();
                 let event = a.word(event);
-                self.objects.recorded(event, correlation);
+                let stream = self.stream_or_none(a, stream, sink)?;
+                if !self.is_captured(stream) {
+                    self.objects.recorded(event, correlation);
+                }
                 Open::EventRecord(EventRecord {
                     start_ns: a.call.time_ns as i64,
                     correlation,
                     thread: self.thread.id,
-                    stream: self.stream_or_none(a, stream, sink)?,
+                    stream,
                     event,
                     stack: self.stack,
                     function: self.function_id,
@@ -385,19 +396,7 @@ impl Within<'_> {
         // The runtime's launch that this one lies in, if it does; it is good for one.
         let stub =
             self.thread.runtime_launch.take().filter(|(_, outer)| call.stack_pointer < *outer).map(|(stub, _)| stub);
-        let Configuration { grid, block, shared_bytes } = *configuration;
-        let kernel = self.kernels.id(handle, stub, sink)?;
-        let shape = sink.define(Shape {
-            kernel,
-            grid_x: grid[0],
-            grid_y: grid[1],
-            grid_z: grid[2],
-            block_x: block[0],
-            block_y: block[1],
-            block_z: block[2],
-            dynamic_shared_bytes: shared_bytes,
-            ..Shape::default()
-        })?;
+        let shape = self.shape(handle, stub, configuration, sink)?;
         Ok(Launch {
             start_ns: call.time_ns as i64,
             correlation: self.next_correlation(),
@@ -407,6 +406,29 @@ impl Within<'_> {
             stack: self.stack,
             function: self.function_id,
             ..Launch::default()
+        })
+    }
+
+    /// The definition of a kernel and how it is launched; `stub` is the host stub of a runtime launch around this one.
+    pub(super) fn shape<S: Sink>(
+        &mut self,
+        handle: u64,
+        stub: Option<u64>,
+        configuration: &Configuration,
+        sink: &mut S,
+    ) -> Result<u32, S::Error> {
+        let Configuration { grid, block, shared_bytes } = *configuration;
+        let kernel = self.kernels.id(handle, stub, sink)?;
+        sink.define(Shape {
+            kernel,
+            grid_x: grid[0],
+            grid_y: grid[1],
+            grid_z: grid[2],
+            block_x: block[0],
+            block_y: block[1],
+            block_z: block[2],
+            dynamic_shared_bytes: shared_bytes,
+            ..Shape::default()
         })
     }
 
@@ -430,9 +452,15 @@ impl Within<'_> {
     }
 
     pub(super) fn api(&mut self, arguments: &Arguments<'_>) -> Api {
+        let correlation = self.next_correlation();
+        self.api_of(arguments, correlation)
+    }
+
+    /// The row of a call that has its number already.
+    pub(super) fn api_of(&self, arguments: &Arguments<'_>, correlation: u64) -> Api {
         Api {
             start_ns: arguments.call.time_ns as i64,
-            correlation: self.next_correlation(),
+            correlation,
             thread: self.thread.id,
             stack: self.stack,
             function: self.function_id,
@@ -473,9 +501,10 @@ impl Open {
         match self {
             Open::Launch(row) => sink.event(row)?,
             Open::Launches(rows) => rows.into_iter().try_for_each(|row| sink.event(row))?,
-            Open::GraphLaunch(row) => sink.event(row)?,
+            Open::GraphLaunch(row, _) => sink.event(row)?,
             Open::Api(row)
-            | Open::GraphInstantiate(row)
+            | Open::Graph(row, _)
+            | Open::Captured(row, _)
             | Open::Reserve(row, _)
             | Open::Map(row, ..)
             | Open::Unmap(row, ..)
@@ -503,6 +532,40 @@ impl Open {
         Ok(1)
     }
 
+    /// The number of the call, where it has one.
+    pub(super) fn correlation(&self) -> u64 {
+        match self {
+            Open::Launch(row) => row.correlation,
+            Open::GraphLaunch(row, _) => row.correlation,
+            Open::Api(row) | Open::Copy(row, ..) | Open::Set(row, _) | Open::Copies(row, _) => row.correlation,
+            Open::EventRecord(row) => row.correlation,
+            Open::EventWait(row) => row.correlation,
+            _ => 0,
+        }
+    }
+
+    /// As [`Open::finish`], of a call that concerns graphs.
+    fn finish_of_graphs<S: Sink>(self, end: &End, objects: &mut Objects, sink: &mut S) -> Result<u64, S::Error> {
+        let told = |row: Api| Api { duration_ns: end.duration_ns, result: end.result, ..row };
+        let row = match self {
+            Open::Graph(row, change) => {
+                match end.result {
+                    0 => objects.graphs.change(change, end.outs[0]),
+                    result => objects.graphs.refused(&change, result),
+                }
+                told(row)
+            }
+            Open::Captured(row, captured) => {
+                if end.result == 0 {
+                    captured.add(end.outs[0], objects);
+                }
+                told(row)
+            }
+            other => return other.emit(sink),
+        };
+        Open::Api(row).emit(sink)
+    }
+
     /// Adds what the return says, and gives the events to the sink. Returns how many calls became events.
     pub(super) fn finish<S: Sink>(
         mut self,
@@ -520,14 +583,9 @@ impl Open {
             Open::Launches(rows) => {
                 rows.iter_mut().for_each(|row| (row.duration_ns, row.result) = (duration_ns, result));
             }
-            Open::GraphLaunch(row) => (row.duration_ns, row.result) = (duration_ns, result),
+            Open::GraphLaunch(row, _) => (row.duration_ns, row.result) = (duration_ns, result),
             Open::Api(row) => (row.duration_ns, row.result) = (duration_ns, result),
-            Open::GraphInstantiate(row) => {
-                (row.duration_ns, row.result) = (duration_ns, result);
-                if succeeded {
-                    objects.graph_made(outs[0]);
-                }
-            }
+            Open::Graph(..) | Open::Captured(..) => return self.finish_of_graphs(end, objects, sink),
             Open::Copies(api, rows) => {
                 (api.duration_ns, api.result) = (duration_ns, result);
                 if !succeeded {

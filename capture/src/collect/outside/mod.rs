@@ -3,11 +3,13 @@
 //! [`Outside::take`] takes one record after the other. A call's record becomes an event (`calls.rs`), at once where its
 //! return isn't wanted, else when that comes (`thread.rs` has what is under way; `copies.rs` what is more of copies). What an event refers to is kept by process:
 //! stacks and code objects (`stacks.rs`; `native.rs` has the frames below Python), kernels by handle (`kernels.rs`), contexts
-//! and streams (`objects.rs`). CPU samples become events in `samples.rs`.
+//! and streams (`objects.rs`), graphs (`graphs.rs`; `capturing.rs` has the streams that are captured). CPU samples become events in `samples.rs`.
 
 mod calls;
+mod capturing;
 mod collectives;
 mod copies;
+mod graphs;
 mod kernels;
 mod native;
 mod objects;
@@ -108,6 +110,12 @@ pub struct Gaps {
     pub unreadable_arguments: u64,
     /// Launches of graphs that were made before the recording: their kernels are not known.
     pub launches_of_older_graphs: u64,
+    /// Launches of graphs of which some nodes are not known.
+    pub launches_of_partly_known_graphs: u64,
+    /// Changes of graphs or nodes whose handles were not seen being handed out.
+    pub unknown_graph_changes: u64,
+    /// Captures that were not seen to begin: what was called of their streams counts as done.
+    pub captures_without_begin: u64,
 }
 
 /// The collector.
@@ -171,6 +179,7 @@ impl Outside {
 
     /// Begins a process, or a new program of one that is known. `is_new` says that nothing it did was missed.
     pub fn begin_process<S: Sink>(&mut self, identity: &Identity, is_new: bool, sink: &mut S) -> Result<(), S::Error> {
+        let before = self.processes.get_mut(&identity.pid).map(|process| process.objects.graphs.take());
         self.end_process(identity.pid, sink)?;
         let row = definition::Process { pid: i64::from(identity.pid), start_ns: identity.start_ns, host: 0, source: 0 };
         let id = sink.define(row)?;
@@ -181,13 +190,17 @@ impl Outside {
         say(property::NAME, &identity.name)?;
         say(property::COMMAND, &identity.command)?;
         say(property::CONTAINER, &identity.container)?;
+        let mut objects = Objects::new(id, is_new);
+        if let Some(before) = before {
+            objects.graphs.go_on_from(before);
+        }
         let process = Process {
             pid: identity.pid,
             id,
             threads: FxHashMap::default(),
             stacks: Stacks::new(identity.pid),
             kernels: Kernels::new(identity.pid, is_new),
-            objects: Objects::new(id, is_new),
+            objects,
             stackless: 0,
             stackless_samples: 0,
             correlation: 0,
@@ -250,6 +263,11 @@ impl Outside {
     /// Forgets what no call can refer to any more. To be called every few seconds.
     pub fn sweep(&mut self) {
         self.processes.values_mut().for_each(|process| process.stacks.sweep());
+    }
+
+    /// Learns whether calls were lost since the last time.
+    pub fn looked_for_losses(&mut self, were_calls_lost: bool) {
+        self.processes.values_mut().for_each(|process| process.objects.graphs.looked_for_losses(were_calls_lost));
     }
 
     /// Ends all processes.
@@ -442,7 +460,9 @@ impl Outside {
         if matches!(open, Open::Nothing) {
             return Ok(());
         }
-        if function.meaning.wants_return(self.launch_durations) {
+        let has_return = function.meaning.wants_return(self.launch_durations);
+        let open = within.captured(arguments, open, has_return, sink)?;
+        if has_return {
             thread.push(Pending {
                 function: call.function,
                 stack_pointer: call.stack_pointer,
@@ -478,6 +498,9 @@ impl Outside {
             outs: returned.outs,
         };
         self.events += pending.open.finish(&end, thread, &mut process.kernels, &mut process.objects, sink)?;
+        let untold = process.objects.graphs.take_untold();
+        self.gaps.unknown_graph_changes += untold.changes;
+        self.gaps.captures_without_begin += untold.captures;
         Ok(())
     }
 

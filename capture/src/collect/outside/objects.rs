@@ -1,4 +1,4 @@
-//! The contexts, streams and graphs of a process, by the driver's handles.
+//! The contexts and streams of a process, by the driver's handles; its graphs are in `graphs.rs`.
 //!
 //! Calls name a stream, not its context; that is the thread's current one, which is known once the thread has set it. A
 //! stream keeps the context that it was first seen in. Streams 0 (and 1) and 2 are no objects but names: the default stream of
@@ -8,11 +8,12 @@
 use std::collections::BTreeMap;
 
 use ktape_format::Sink;
-use ktape_format::definition::{Context, Device, Graph, Stream, property, vendor};
+use ktape_format::definition::{Context, Device, Stream, property, vendor};
 use ktape_format::event::{allocator, copy_kind, memory_kind};
 use ktape_format::table::DefinitionKind;
-use rustc_hash::{FxHashMap, FxHashSet};
+use rustc_hash::FxHashMap;
 
+use super::graphs::Graphs;
 use super::thread::Thread;
 
 /// `CU_STREAM_LEGACY`
@@ -33,8 +34,7 @@ pub(super) struct Objects {
     allocated: BTreeMap<u64, (u64, u8)>,
     /// Whether all allocations there are have been seen.
     is_new: bool,
-    /// Executable graphs whose making was seen.
-    graphs: FxHashSet<u64>,
+    pub(super) graphs: Graphs,
     /// The call that recorded each event last.
     recorded: FxHashMap<u64, u64>,
     /// Block and shared memory of functions that are launched as before CUDA 4.
@@ -52,7 +52,7 @@ impl Objects {
             made: FxHashMap::default(),
             allocated: BTreeMap::new(),
             is_new,
-            graphs: FxHashSet::default(),
+            graphs: Graphs::new(process),
             recorded: FxHashMap::default(),
             launch_shapes: FxHashMap::default(),
             communicators: FxHashMap::default(),
@@ -87,7 +87,9 @@ impl Objects {
     /// Learns how a stream was made.
     pub(super) fn stream_made(&mut self, handle: u64, flags: u32, priority: i32) {
         self.made.insert(handle, (flags, priority));
-        self.streams.remove(&(handle, 0));
+        if let Some(before) = self.streams.remove(&(handle, 0)) {
+            self.graphs.captures.forget(before);
+        }
     }
 
     /// The definition of a stream, as a call of this thread names it; `per_thread` says what 0 means.
@@ -124,20 +126,6 @@ impl Objects {
         }
         self.streams.insert(key, id);
         Ok(id)
-    }
-
-    pub(super) fn graph_made(&mut self, handle: u64) {
-        self.graphs.insert(handle);
-    }
-
-    /// Whether an executable graph is not from before the recording.
-    pub(super) fn has_seen_made(&self, graph: u64) -> bool {
-        self.is_new || self.graphs.contains(&graph)
-    }
-
-    /// The definition of an executable graph.
-    pub(super) fn graph<S: Sink>(&mut self, handle: u64, sink: &mut S) -> Result<u32, S::Error> {
-        sink.define(Graph { process: self.process, native: handle, earlier: 0 })
     }
 
     pub(super) fn recorded(&mut self, event: u64, correlation: u64) {
