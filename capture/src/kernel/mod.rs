@@ -3,5 +3,6 @@
 pub mod btf;
 pub mod links;
 mod multi;
+mod off_cpu;
 pub mod programs;
 pub mod sampler;
