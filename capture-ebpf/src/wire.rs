@@ -502,4 +502,7 @@ macro_rules! plain {
         unsafe impl Plain for $record {}
     )* };
 }
-plain!(Call, StackCall, MemoryCall, ListsCall, Return, StackBody, NativeBody, TaskBody, Lifecycle, Sample, OffCpu, RawFrame);
+plain!(
+    Call, StackCall, MemoryCall, ListsCall, Return, StackBody, NativeBody, TaskBody, Lifecycle, Sample, OffCpu,
+    RawFrame
+);

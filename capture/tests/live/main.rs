@@ -8,6 +8,7 @@ mod exact;
 mod frames;
 mod names;
 mod native;
+mod off_cpu;
 mod processes;
 mod samples;
 mod stacks;

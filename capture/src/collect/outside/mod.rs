@@ -22,8 +22,8 @@ use std::mem::offset_of;
 
 use ktape_ebpf::python::Interpreter;
 use ktape_ebpf::wire::{
-    Call, CodeRecord, Lifecycle, ListsCall, MemoryCall, NAME_BYTES, NativeBody, OffCpu, Plain as _, Return, Sample, StackBody,
-    StackCall, TaskBody, TextPiece, kind, life,
+    Call, CodeRecord, Lifecycle, ListsCall, MemoryCall, NAME_BYTES, NativeBody, OffCpu, Plain as _, Return, Sample,
+    StackBody, StackCall, TaskBody, TextPiece, kind, life,
 };
 use ktape_format::Sink;
 use ktape_format::definition::{self, Function, api_domain, property};
