@@ -3,7 +3,8 @@
 //! `enter` and `leave` are at every probed function. They ask three things: is this process recorded (`TARGETS`), what is to
 //! be kept of this function (`PLANS`, by the probe's cookie), who called (`stack.rs`). The answer goes into one ring buffer,
 //! and the counters are raised before that is asked for room, so that what it cannot take is known.
-//! `sampled` (`sample.rs`) looks at running threads, where that was asked for.
+//! `sampled` (`sample.rs`) looks at running threads, `switched` and `woken` (`offcpu.rs`) at those that do not run, where that was
+//! asked for.
 //! `forked`, `executed` and `exited` keep `TARGETS` true; `libraries` tells that a library came or went; `code_freed` sees to it
 //! that what was said of a code object is not taken for true of the next one at its address; `empty` is for the bench.
 
@@ -15,6 +16,7 @@
 
 mod bodies;
 mod maps;
+mod offcpu;
 mod sample;
 mod sent;
 mod stack;
@@ -350,7 +352,7 @@ fn exited(ctx: RawTracePointContext) -> i32 {
 
 /// Four bytes of a `task_struct`.
 #[inline(always)]
-fn task_word(task: u64, offset: u64) -> u32 {
+pub(crate) fn task_word(task: u64, offset: u64) -> u32 {
     // SAFETY: the helper checks the address.
     unsafe { bpf_probe_read_kernel((task + offset) as *const u32) }.unwrap_or(0)
 }

@@ -204,6 +204,9 @@ pub(crate) static TASK_PID: u64 = 0;
 pub(crate) static TASK_EXIT_CODE: u64 = 0;
 #[unsafe(no_mangle)]
 pub(crate) static TASK_THREAD_POINTER: u64 = 0;
+/// The recorder's own process: a target while it starts one, and never to be looked at. The loader sets it.
+#[unsafe(no_mangle)]
+pub(crate) static RECORDER: u64 = 0;
 /// How much may lie in the ring buffer before its reader is woken, in bytes.
 #[unsafe(no_mangle)]
 pub(crate) static WAKE_AT_BYTES: u64 = 0;

@@ -13,16 +13,12 @@ use aya_ebpf::maps::PerCpuArray;
 use aya_ebpf::programs::PerfEventContext;
 use ktape_ebpf::wire::{Counters, Sample, kind};
 
-use crate::maps::{TARGETS, count, send, setting};
+use crate::maps::{RECORDER, TARGETS, count, send, setting};
 use crate::stack::{self, Seen};
 
 /// What was seen and what was lost of samples, as of a function's calls.
 #[map]
 static SAMPLES: PerCpuArray<Counters> = PerCpuArray::with_max_entries(1, 0);
-
-/// The recorder's own process: a target while it starts one, and never to be sampled. The loader sets it.
-#[unsafe(no_mangle)]
-static RECORDER: u64 = 0;
 
 /// At each tick of a processor's clock.
 #[perf_event]

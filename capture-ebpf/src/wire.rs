@@ -55,6 +55,8 @@ pub mod kind {
     pub const TEXT_PIECE: u32 = 11;
     /// [`super::Sample`]
     pub const SAMPLE: u32 = 12;
+    /// [`super::OffCpu`]
+    pub const OFF_CPU: u32 = 13;
     /// [`super::ListsCall`]
     pub const LISTS_CALL: u32 = 16;
 }
@@ -182,6 +184,80 @@ pub struct Sample {
     pub pid_tid: u64,
     /// The hash of the Python stack; 0 for none.
     pub stack: u64,
+}
+
+/// A thread runs again that was off its processor.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct OffCpu {
+    /// `kind::OFF_CPU`
+    pub kind: u32,
+    /// The processor that it left.
+    pub cpu: u32,
+    /// When it left, on `CLOCK_MONOTONIC`.
+    pub time_ns: u64,
+    /// The process in the upper half, the thread in the lower.
+    pub pid_tid: u64,
+    /// How long until it ran again.
+    pub duration_ns: u64,
+    /// How much of that, at its end, it could have run.
+    pub runnable_ns: u64,
+    /// Why it left: see [`off`].
+    pub reason: u64,
+}
+
+/// A thread that is off its processor.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Off {
+    /// When it left, on `CLOCK_MONOTONIC`.
+    pub left_ns: u64,
+    /// Since when it can run; 0 for not yet.
+    pub runnable_since_ns: u64,
+    /// Its process.
+    pub pid: u32,
+    /// The processor that it left.
+    pub cpu: u32,
+    /// Why: see [`off`].
+    pub reason: u64,
+}
+
+/// Why a thread left its processor, numbered as on the tape.
+pub mod off {
+    /// Another was to run, and this one could have gone on.
+    pub const PREEMPTED: u64 = 1;
+    /// It waited for something, and could be interrupted.
+    pub const SLEEP: u64 = 2;
+    /// It waited for something, and could not be interrupted.
+    pub const UNINTERRUPTIBLE: u64 = 3;
+    /// It was stopped, traced or frozen.
+    pub const STOPPED: u64 = 4;
+    /// It is new, and has not run yet.
+    pub const NEW: u64 = 5;
+}
+
+/// How many recorded threads can be off their processors at a time.
+pub const MOST_OFF: u32 = 1 << 15;
+
+/// What one processor counted of threads that were off theirs.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct OffCounters {
+    /// Stretches that ended, or could not be kept when they began.
+    pub seen: u64,
+    /// Of these, those that could not be kept, or found the ring buffer full.
+    pub lost: u64,
+    /// Threads that ran again and had left before they were recorded: since when is not known.
+    pub unbegun: u64,
+}
+
+impl OffCounters {
+    /// Adds another processor's.
+    pub fn add(&mut self, other: &OffCounters) {
+        self.seen += other.seen;
+        self.lost += other.lost;
+        self.unbegun += other.unbegun;
+    }
 }
 
 /// A stack that was not seen before. Its `depth` [`RawFrame`]s follow, innermost first.
@@ -472,4 +548,7 @@ macro_rules! plain {
         unsafe impl Plain for $record {}
     )* };
 }
-plain!(Call, StackCall, MemoryCall, ListsCall, Return, StackBody, NativeBody, TaskBody, Lifecycle, Sample, RawFrame);
+plain!(
+    Call, StackCall, MemoryCall, ListsCall, Return, StackBody, NativeBody, TaskBody, Lifecycle, Sample, OffCpu,
+    RawFrame
+);

@@ -165,10 +165,12 @@ pub mod off_cpu_reason {
     pub const SLEEP: u8 = 2;
     /// It waited for something, and could not be interrupted (a disk, memory, most drivers).
     pub const UNINTERRUPTIBLE: u8 = 3;
-    /// It was stopped, or traced.
+    /// It was stopped, traced or frozen.
     pub const STOPPED: u8 = 4;
+    /// It is new, and has not run yet.
+    pub const NEW: u8 = 5;
     /// The names, by number.
-    pub const NAMES: &[&str] = &["unknown", "preempted", "sleep", "uninterruptible", "stopped"];
+    pub const NAMES: &[&str] = &["unknown", "preempted", "sleep", "uninterruptible", "stopped", "new"];
 }
 
 /// What a node of a graph does, numbered as `CUgraphNodeType` and one more.

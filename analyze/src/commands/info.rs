@@ -8,7 +8,7 @@ use serde::Serialize;
 
 use super::counts::write_not_kept;
 use super::load::{Loaded, Losses, load, open_tape};
-use super::{Outcome, audit, cpu_side, host_side, layout, note_host_only, note_losses, write_json};
+use super::{Outcome, audit, cpu_side, host_side, layout, note_host_only, note_losses, off_cpu, write_json};
 use crate::human::{HumanBytes, HumanCount, counted, duration, share, text_table};
 use crate::layout::Layout;
 use crate::symbols::Symbols;
@@ -17,6 +17,7 @@ use crate::timeline::audit::Audit;
 use crate::timeline::cpu_side::CpuSide;
 use crate::timeline::host_side::HostSide;
 use crate::timeline::names::printable;
+use crate::timeline::off_cpu::OffCpuSide;
 use crate::timeline::summary::{KernelSummary, Summary};
 
 /// The options of `analyze info`.
@@ -69,6 +70,8 @@ struct Info<'a> {
     #[serde(skip_serializing_if = "Option::is_none")]
     cpu: Option<CpuSide>,
     #[serde(skip_serializing_if = "Option::is_none")]
+    off_cpu: Option<OffCpuSide>,
+    #[serde(skip_serializing_if = "Option::is_none")]
     kernels: Option<Vec<KernelSummary>>,
     #[serde(skip_serializing_if = "Option::is_none")]
     layout: Option<Layout>,
@@ -95,6 +98,7 @@ pub fn run(args: &Args) -> Result<Outcome> {
         summary: &summary,
         host: host_only.then(|| loaded.timeline.host_side()),
         cpu: loaded.timeline.cpu_side(),
+        off_cpu: loaded.timeline.off_cpu_side(),
         kernels: (args.kernels || host_only).then(|| loaded.timeline.kernel_summaries(&audit)),
         layout: tape.map(|tape| Layout::new(&tape, &loaded.timeline.definitions.strings)),
     };
@@ -147,6 +151,9 @@ fn print(out: &mut impl Write, loaded: &Loaded, info: &Info<'_>, args: &Args) ->
     }
     if let Some(cpu) = &info.cpu {
         cpu_side::print(out, cpu)?;
+    }
+    if let Some(off_cpu) = &info.off_cpu {
+        off_cpu::print(out, off_cpu)?;
     }
     if let Some(layout) = &info.layout {
         layout::print(out, layout, info.file_bytes)?;

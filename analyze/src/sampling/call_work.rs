@@ -2,14 +2,15 @@
 //!
 //! Between calls nobody knows where a thread is. Within one it is in the stack that made the call, so the time of calls is
 //! credited to the calling function or stack. Calls that wait for the device are left out: a thread that waits does not run, and
-//! what is simulated here is a sampler of running threads.
+//! what is simulated here is a sampler of running threads. Where the trace tells when threads were off their processors, that is left out
+//! to the nanosecond; else what a call waited for a processor is in its time.
 
 use ktape_format::Table as _;
 use ktape_format::event::{Alloc, Api, Event, EventRecord, EventWait, Free, GraphLaunch, Launch, timing};
 use rustc_hash::{FxHashMap, FxHashSet};
 
 use super::device_work::stack_key;
-use super::thread_work::{Slice, cut_all};
+use super::thread_work::{NOT_RUNNING, Slice, cut_all};
 use super::work::{By, Collector, Waits};
 use crate::timeline::{DeviceOp, Submitter, Timeline};
 
@@ -39,18 +40,31 @@ pub(super) fn collect(collector: &mut Collector, timeline: &Timeline, ops: &[Dev
     calls.add::<Api>(|row, api| (!waiting.contains(&row)).then_some((api.thread, api.stack)));
     let waits = events.sync.duration_ns.iter();
     let waits = waits.chain(waiting.iter().filter_map(|&row| events.api.duration_ns.get(row as usize)));
-    let mut sum = Waits { calls: (events.sync.len() + waiting.len()) as u64, waited_ns: 0 };
+    let mut sum = Waits { calls: (events.sync.len() + waiting.len()) as u64, waited_ns: 0, not_running_ns: None };
     waits.for_each(|&duration_ns| sum.waited_ns = sum.waited_ns.saturating_add(duration_ns));
     collector.times.absent += calls.absent;
+    // As slices they cut what they lie in. Of threads that made no such call there is nothing to cut.
+    for row in events.off_cpu.rows() {
+        if let Some(slices) = calls.of_thread.get_mut(&row.thread) {
+            slices.push(Slice { start_ns: row.start_ns, end_ns: row.end_ns(), what: OFF });
+        }
+    }
     let mut keys = FxHashMap::<u32, u32>::default();
     cut_all(collector, calls.of_thread, |collector, _, _, stack| {
+        if stack == OFF {
+            return NOT_RUNNING;
+        }
         *keys.entry(stack).or_insert_with(|| {
             let (name, label) = stack_key(&timeline.definitions, stack, by);
             collector.key(&name, || label)
         })
     });
+    sum.not_running_ns = (!events.off_cpu.is_empty()).then_some(collector.not_running_ns);
     Some(sum)
 }
+
+/// In the place of a stack: the thread was off its processor. Ids are numbered from 1, and do not come so far.
+const OFF: u32 = u32::MAX;
 
 struct Calls<'a> {
     timeline: &'a Timeline,

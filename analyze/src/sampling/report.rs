@@ -84,11 +84,16 @@ fn what_was_sampled(comparison: &Comparison) -> String {
         }
         Sampler::Cpu if let Some(waits) = comparison.calls_only => format!(
             "Exact: {exact} of host time in {} calls of the API on {}. Where a thread is between calls was not recorded. {} calls \
-             that wait for the device ({}) are left out, as a thread that waits does not run{}.",
+             that wait for the device ({}) are left out, as a thread that waits does not run{}{}.",
             HumanCount(times.measured),
             counted(u64::from(tracks), "thread"),
             HumanCount(waits.calls),
             duration(waits.waited_ns as f64),
+            match waits.not_running_ns {
+                None => String::new(),
+                Some(off_ns) =>
+                    format!("; so are {} of the other calls in which it was off its processor", duration(off_ns as f64)),
+            },
             match times.absent {
                 0 => String::new(),
                 absent => format!("; so are {} of which it is not known how long they took", HumanCount(absent)),
@@ -209,7 +214,8 @@ fn write_agreement(
         duration(comparison.exact_ns as f64),
     );
     // A tenth may be chance, and the interrupts of a machine.
-    if *in_calls > 0 && (ran_ns as f64) < 0.8 * comparison.exact_ns as f64 {
+    let is_known = comparison.calls_only.is_some_and(|waits| waits.not_running_ns.is_some());
+    if !is_known && *in_calls > 0 && (ran_ns as f64) < 0.8 * comparison.exact_ns as f64 {
         sentence += " For the rest they had to wait for a processor, which the exact time has in it and the samples have not, so \
                      shares may differ by more than the intervals say.";
     }

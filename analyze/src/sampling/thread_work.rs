@@ -52,7 +52,6 @@ pub(super) fn cut_all(
     for (thread, mut slices) in threads {
         // Of those that begin together the longest is the caller.
         slices.sort_by_key(|slice| (slice.start_ns, std::cmp::Reverse(slice.end_ns)));
-        collector.times.measured += slices.len() as u64;
         let track = collector.track(thread);
         cut(collector, &mut key_of, track, &slices);
     }
@@ -66,6 +65,9 @@ pub(super) struct Slice {
     /// What it is looked up by: a frame's id, or a stack's.
     pub(super) what: u32,
 }
+
+/// The key of time in which no sampler finds the thread. It is nobody's self time.
+pub(super) const NOT_RUNNING: u32 = u32::MAX;
 
 struct Open {
     end_ns: i64,
@@ -101,7 +103,12 @@ fn close(collector: &mut Collector, track: u32, open: &mut Vec<Open>, now_ns: &m
     while let Some(mut top) = open.pop_if(|top| top.end_ns <= until_ns) {
         let end_ns = top.end_ns;
         spend(collector, track, &mut top, now_ns, end_ns);
-        collector.call(top.key, top.self_ns);
+        if top.key != NOT_RUNNING {
+            collector.times.measured += 1;
+            collector.call(top.key, top.self_ns);
+        } else if !open.is_empty() {
+            collector.not_running_ns = collector.not_running_ns.saturating_add(top.self_ns);
+        }
     }
 }
 
@@ -109,7 +116,9 @@ fn close(collector: &mut Collector, track: u32, open: &mut Vec<Open>, now_ns: &m
 fn spend(collector: &mut Collector, track: u32, top: &mut Open, now_ns: &mut i64, until_ns: i64) {
     if until_ns > *now_ns {
         top.self_ns += until_ns.abs_diff(*now_ns);
-        collector.interval(Interval { start_ns: *now_ns, end_ns: until_ns, key: top.key, track });
+        if top.key != NOT_RUNNING {
+            collector.interval(Interval { start_ns: *now_ns, end_ns: until_ns, key: top.key, track });
+        }
         *now_ns = until_ns;
     }
 }

@@ -105,6 +105,8 @@ pub struct Waits {
     pub calls: u64,
     /// How long they took.
     pub waited_ns: u64,
+    /// In the others, the time in which the thread did not run; `None` where that was not recorded, and is in their time.
+    pub not_running_ns: Option<u64>,
 }
 
 impl Work {
@@ -163,6 +165,8 @@ pub(super) struct Collector {
     tracks: FxHashMap<u32, u32>,
     /// The time of all calls.
     exact_ns: u128,
+    /// The time in calls in which the thread did not run.
+    pub(super) not_running_ns: u64,
     pub(super) times: Times,
 }
 

@@ -13,6 +13,7 @@ pub mod intervals;
 pub mod names;
 mod native;
 pub mod occupancy;
+pub mod off_cpu;
 pub mod selection;
 pub mod summary;
 pub mod weights;

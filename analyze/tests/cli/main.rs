@@ -17,6 +17,7 @@ mod host_only;
 mod hostile;
 mod import;
 mod info;
+mod off_cpu;
 mod on_tape;
 mod open;
 mod perfetto_writer;

@@ -44,6 +44,7 @@ pub(super) fn run(args: &Args) -> Result<Outcome> {
         buffer_bytes: args.recording.buffer << 20,
         cpu_hz: args.recording.cpu_hz,
         max_overhead: args.recording.max_overhead,
+        off_cpu: args.recording.off_cpu,
     })?;
     for &pid in &args.pids {
         session.add_process(pid)?;

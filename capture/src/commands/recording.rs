@@ -28,6 +28,11 @@ pub(super) struct Recording {
     /// not beat with what happens every 10 ms. A thread that waits is not seen. `analyze flamegraph --value cpu` draws it
     #[arg(long, value_name = "HZ", value_parser = clap::value_parser!(u32).range(1..=i64::from(MOST_HZ)))]
     pub(super) cpu_hz: Option<u32>,
+    /// Also record when threads of the recorded processes do not run: why they left their processor, for how long, and how much
+    /// of that they waited for one. Costs a little at every context switch of the machine. `analyze info` adds it up, `analyze
+    /// perfetto` draws it
+    #[arg(long)]
+    pub(super) off_cpu: bool,
     /// Also record the native frames of every stack: from what the innermost Python function called, through C and C++ libraries, to
     /// the driver. They are found by frame pointers; at code that was compiled without them (GCC's -fno-omit-frame-pointer
     /// keeps them) the stack ends, and says so. `analyze` names the functions
@@ -187,6 +192,13 @@ pub(super) fn report(summary: &Summary, recording: &Recording) -> Result<()> {
                 writeln!(out, "  {count} {what}")?;
             }
         }
+    }
+    if let Some(off_cpu) = &summary.off_cpu {
+        writeln!(
+            out,
+            "off CPU: {} stretches seen, {} written, {} lost; {} threads were off before, {} at the end",
+            off_cpu.seen, off_cpu.written, off_cpu.lost, off_cpu.unbegun, off_cpu.off_at_end,
+        )?;
     }
     for (count, what) in [
         (*without_stack, "calls whose Python stack could not be read"),

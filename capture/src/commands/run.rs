@@ -49,6 +49,7 @@ pub(super) fn run(args: &Args) -> Result<Outcome> {
         buffer_bytes: args.recording.buffer << 20,
         cpu_hz: args.recording.cpu_hz,
         max_overhead: args.recording.max_overhead,
+        off_cpu: args.recording.off_cpu,
     })?;
     // What is not among these is found when it is mapped; its first calls may then be missing.
     for library in loader::candidates(&file, |name| std::env::var_os(name)) {

@@ -1,7 +1,7 @@
 //! Where the running kernel keeps the fields of a structure, out of its BTF.
 //!
 //! The format is `Documentation/bpf/btf.rst`: a header, type records of a kind and a length that follows from it, strings.
-//! Only structures are looked into. The crates that read BTF are either under the LGPL, which a static binary can't be, or
+//! Only structures, and the arguments of tracepoints, are looked into. The crates that read BTF are either under the LGPL, which a static binary can't be, or
 //! keep members to themselves (`aya-obj`).
 
 use std::path::Path;
@@ -21,6 +21,9 @@ pub enum BtfError {
     /// The structure has no such field.
     #[error("{VMLINUX}: no field {0}")]
     NoField(String),
+    /// A tracepoint is not there, or has other arguments than are known.
+    #[error("{VMLINUX}: no tracepoint {0}, or one with arguments that this program does not know")]
+    Tracepoint(&'static str),
 }
 
 /// The kernel's types.
@@ -35,6 +38,9 @@ pub struct Btf {
 const MAGIC: u16 = 0xeb9f;
 const STRUCT: u32 = 4;
 const UNION: u32 = 5;
+const POINTER: u32 = 2;
+const TYPEDEF: u32 = 8;
+const FUNCTION_TYPE: u32 = 13;
 /// Typedef, volatile, const, restrict, type tag: types that only lead to another.
 const LEADING: [u32; 5] = [8, 9, 10, 11, 18];
 /// Structures within structures, and types that lead to others, are followed so deep.
@@ -109,7 +115,7 @@ impl Btf {
     /// The structure or union that a type is or leads to.
     fn structure(&self, mut id: u32) -> Option<usize> {
         for _ in 0..MOST_DEPTH {
-            let record = *self.records.get((id as usize).checked_sub(1)?)? as usize;
+            let record = self.record(id)?;
             match self.kind(record)? {
                 STRUCT | UNION => return Some(record),
                 kind if LEADING.contains(&kind) => id = word(&self.bytes, record + 8)?,
@@ -117,6 +123,36 @@ impl Btf {
             }
         }
         None
+    }
+
+    /// The arguments of a tracepoint: for a pointer to a structure that one's name, for all others an empty one.
+    pub fn tracepoint_arguments(&self, tracepoint: &'static str) -> Result<Vec<String>, BtfError> {
+        self.function_arguments(&format!("btf_trace_{tracepoint}")).ok_or(BtfError::Tracepoint(tracepoint))
+    }
+
+    /// Those of the function that a type of this name is a pointer to, without its first, which is the tracepoint's own.
+    fn function_arguments(&self, name: &str) -> Option<Vec<String>> {
+        let is_it = |record: &usize| self.kind(*record) == Some(TYPEDEF) && self.name(*record) == Some(name.as_bytes());
+        let typedef = self.records.iter().map(|&record| record as usize).find(is_it)?;
+        let pointer = self.record(word(&self.bytes, typedef + 8)?)?;
+        let function = self.record(word(&self.bytes, pointer + 8)?)?;
+        if self.kind(pointer)? != POINTER || self.kind(function)? != FUNCTION_TYPE {
+            return None;
+        }
+        let arguments = (word(&self.bytes, function + 4)? & 0xffff) as usize;
+        let arguments = (1..arguments).map(|index| {
+            let argument = word(&self.bytes, function + 12 + 8 * index + 4)?;
+            let pointed = self.record(argument).filter(|&record| self.kind(record) == Some(POINTER));
+            let structure = pointed.and_then(|record| self.structure(word(&self.bytes, record + 8)?));
+            let name = structure.and_then(|structure| self.name(structure)).unwrap_or_default();
+            Some(String::from_utf8_lossy(name).into_owned())
+        });
+        arguments.collect()
+    }
+
+    /// The record of a type; `void` has none.
+    fn record(&self, id: u32) -> Option<usize> {
+        Some(*self.records.get((id as usize).checked_sub(1)?)? as usize)
     }
 
     fn kind(&self, record: usize) -> Option<u32> {
@@ -162,7 +198,7 @@ mod tests {
 
     /// `struct outer { int first; struct { int x; typedef struct inner in; }; }` with `struct inner { int a; int b; }`.
     fn small() -> Vec<u8> {
-        let strings = b"\0outer\0first\0x\0in\0inner\0a\0b\0int\0alias\0";
+        let strings = b"\0outer\0first\0x\0in\0inner\0a\0b\0int\0alias\0btf_trace_it\0";
         let at = |name: &str| {
             let name = format!("\0{name}\0");
             1 + strings.windows(name.len()).position(|window| window == name.as_bytes()).unwrap() as u32
@@ -178,6 +214,14 @@ mod tests {
         words.extend([at("x"), 1, 0, at("in"), 3, 32]);
         words.extend(record(at("outer"), STRUCT, 2, 16));
         words.extend([at("first"), 1, 0, 0, 4, 32]);
+        // `typedef void (*btf_trace_it)(void *, int, const struct outer *);`
+        words.extend(record(0, 10, 0, 5));
+        words.extend(record(0, POINTER, 0, 6));
+        words.extend(record(0, POINTER, 0, 0));
+        words.extend(record(0, FUNCTION_TYPE, 3, 0));
+        words.extend([0, 8, 0, 1, 0, 7]);
+        words.extend(record(0, POINTER, 0, 9));
+        words.extend(record(at("btf_trace_it"), TYPEDEF, 0, 10));
         let types: Vec<u8> = words.iter().flat_map(|word: &u32| word.to_le_bytes()).collect();
         let mut bytes = vec![0x9f, 0xeb, 1, 0];
         for word in [24, 0, types.len() as u32, types.len() as u32, strings.len() as u32] {
@@ -200,11 +244,19 @@ mod tests {
     }
 
     #[test]
+    fn arguments_of_a_tracepoint_are_told_by_what_they_point_to() {
+        let btf = Btf::parse(small()).unwrap();
+        assert_eq!(btf.tracepoint_arguments("it").unwrap(), ["", "outer"]);
+        assert!(btf.tracepoint_arguments("other").is_err());
+    }
+
+    #[test]
     fn damaged_types_are_refused_or_read_without_a_panic() {
         let whole = small();
         for length in 0..whole.len() {
             if let Some(btf) = Btf::parse(whole[..length].to_vec()) {
                 let _ = btf.offset("outer", "in.b");
+                let _ = btf.tracepoint_arguments("it");
             }
         }
         for at in 0..whole.len() {
@@ -212,6 +264,7 @@ mod tests {
             damaged[at] ^= 0xff;
             if let Some(btf) = Btf::parse(damaged) {
                 let _ = btf.offset("outer", "in.b");
+                let _ = btf.tracepoint_arguments("it");
             }
         }
     }

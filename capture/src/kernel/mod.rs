@@ -3,6 +3,7 @@
 pub mod btf;
 pub mod links;
 mod multi;
+mod off_cpu;
 pub mod programs;
 pub mod sampler;
 pub mod traps;

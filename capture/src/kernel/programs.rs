@@ -8,10 +8,11 @@ use aya::{Ebpf, EbpfLoader, Pod};
 use ktape_ebpf::python::Interpreter;
 #[cfg(doc)]
 use ktape_ebpf::wire::unsaid;
-use ktape_ebpf::wire::{Counters, Fidelity, Plan, Spent, Target, Walked};
+use ktape_ebpf::wire::{Counters, Fidelity, Off, OffCounters, Plan, Spent, Target, Walked};
 
 use super::btf::{Btf, BtfError};
 use super::links::{Link, Links, Named, Program, RECORDING, WITH_EMPTY, map_fd};
+use super::off_cpu::{Layout, OffCpuWatch};
 use super::sampler::Sampler;
 use crate::probes::functions::Probed;
 
@@ -89,6 +90,7 @@ pub struct Kernel {
     functions: usize,
     links: Links,
     sampler: Option<Sampler>,
+    off_cpu: Option<OffCpuWatch>,
 }
 
 impl Kernel {
@@ -112,6 +114,8 @@ impl Kernel {
         let offset = |path| btf.offset("task_struct", path);
         let (tgid, pid, exit_code) = (offset("tgid")?, offset("pid")?, offset("exit_code")?);
         let thread_pointer = offset("thread.fsbase")?;
+        // Without it only time off the processor can't be watched.
+        let switches = Layout::of(&btf).unwrap_or_default();
         let wake_at_bytes = u64::from(ring_bytes / 4);
         let recorder = u64::from(std::process::id());
         let mut loader = EbpfLoader::new();
@@ -120,6 +124,9 @@ impl Kernel {
             .override_global("TASK_PID", &pid, true)
             .override_global("TASK_EXIT_CODE", &exit_code, true)
             .override_global("TASK_THREAD_POINTER", &thread_pointer, true)
+            .override_global("TASK_FLAGS", &switches.flags, true)
+            .override_global("TASK_STATE", &switches.state, true)
+            .override_global("SWITCH_TELLS_STATE", &switches.switch_tells_state, true)
             .override_global("WAKE_AT_BYTES", &wake_at_bytes, true)
             .override_global("RECORDER", &recorder, true)
             .map_max_entries("EVENTS", ring_bytes);
@@ -157,6 +164,7 @@ impl Kernel {
                 functions: functions.len(),
                 links,
                 sampler: None,
+                off_cpu: None,
             },
             ring,
         ))
@@ -260,10 +268,29 @@ impl Kernel {
         self.sampler.as_ref().map_or(Ok(Counters::default()), Sampler::counters)
     }
 
+    /// Watches when threads of recorded processes do not run, from now on.
+    pub fn watch_off_cpu(&mut self) -> Result<(), KernelError> {
+        self.off_cpu = Some(OffCpuWatch::begin(&mut self.ebpf)?);
+        Ok(())
+    }
+
+    /// The recorded threads that are off their processors, by number.
+    pub fn off_cpu(&self) -> Result<Vec<(u32, Off)>, KernelError> {
+        self.off_cpu.as_ref().map_or(Ok(Vec::new()), OffCpuWatch::off)
+    }
+
+    /// What was counted of threads that were off their processors.
+    pub fn off_cpu_counters(&self) -> Result<OffCounters, KernelError> {
+        self.off_cpu.as_ref().map_or(Ok(OffCounters::default()), OffCpuWatch::counters)
+    }
+
     /// Takes all probes away. What they have put into the ring buffer stays there.
     pub fn detach(&mut self) -> Result<(), KernelError> {
         if let Some(sampler) = &mut self.sampler {
             sampler.follow(&mut self.ebpf, &[])?;
+        }
+        if let Some(off_cpu) = &mut self.off_cpu {
+            off_cpu.end(&mut self.ebpf)?;
         }
         self.links.detach(&mut self.ebpf)
     }
@@ -291,7 +318,7 @@ impl Kernel {
     }
 }
 
-fn take(ebpf: &mut Ebpf, name: &'static str) -> Result<aya::maps::Map, KernelError> {
+pub(super) fn take(ebpf: &mut Ebpf, name: &'static str) -> Result<aya::maps::Map, KernelError> {
     ebpf.take_map(name).ok_or(KernelError::Missing(name))
 }
 

@@ -3,7 +3,7 @@
 //! The eBPF programs count each call before they ask the ring buffer for room, so what it had none for is known by function,
 //! and looked at every second: a loss row says how many, of which kind, and between which two looks.
 
-use ktape_ebpf::wire::Counters;
+use ktape_ebpf::wire::{Counters, OffCounters};
 use ktape_format::event::{self, Loss};
 use ktape_format::table::Row;
 use ktape_format::{Sink as _, TapeError, TapeWriter};
@@ -20,11 +20,20 @@ pub(super) struct Losses {
     pub(super) lost: u64,
     /// CPU samples lost so far.
     pub(super) samples_lost: u64,
+    /// Stretches off the processor lost so far.
+    pub(super) off_cpu_lost: u64,
 }
 
 impl Losses {
     pub(super) fn new(functions: usize, now_ns: i64) -> Losses {
-        Losses { told: vec![0; functions], untold: Vec::new(), looked_ns: now_ns, lost: 0, samples_lost: 0 }
+        Losses {
+            told: vec![0; functions],
+            untold: Vec::new(),
+            looked_ns: now_ns,
+            lost: 0,
+            samples_lost: 0,
+            off_cpu_lost: 0,
+        }
     }
 
     /// Writes a row for each table that has lost rows since the last look.
@@ -33,6 +42,7 @@ impl Losses {
         functions: &[Probed],
         counters: &[Counters],
         samples: &Counters,
+        off_cpu: &OffCounters,
         now_ns: i64,
         tape: &mut TapeWriter,
     ) -> Result<(), TapeError> {
@@ -50,22 +60,27 @@ impl Losses {
         }
         add(&mut self.untold, event::CpuSample::KIND, samples.calls_lost - self.samples_lost);
         self.samples_lost = samples.calls_lost;
+        add(&mut self.untold, event::OffCpu::KIND, off_cpu.lost - self.off_cpu_lost);
+        self.off_cpu_lost = off_cpu.lost;
         let cause = "the ring buffer between the probes and the recorder was full";
         self.tell_untold(cause, now_ns, tape)
     }
 
-    /// Writes a row for calls and samples that are neither on the tape nor told as lost: of processes whose beginning was lost.
+    /// Writes a row for calls, samples and stretches off the processor that are neither on the tape nor told as lost: of processes whose beginning was lost.
     pub(super) fn tell_rest(
         &mut self,
         calls: u64,
         samples: u64,
+        off_cpu: u64,
         now_ns: i64,
         tape: &mut TapeWriter,
     ) -> Result<(), TapeError> {
         self.lost += calls;
         self.samples_lost += samples;
+        self.off_cpu_lost += off_cpu;
         add(&mut self.untold, 0, calls);
         add(&mut self.untold, event::CpuSample::KIND, samples);
+        add(&mut self.untold, event::OffCpu::KIND, off_cpu);
         self.tell_untold("the recorder did not come to know their process", now_ns, tape)
     }
 

@@ -24,7 +24,7 @@ use super::cost::Cost;
 use super::governor::Governor;
 use super::losses::Losses;
 use super::processes::Recorded;
-use super::summary::{CpuSamples, Summary};
+use super::summary::{CpuSamples, OffCpu, Summary};
 use crate::collect::outside::{Notice, Outside};
 use crate::kernel::programs::Kernel;
 use crate::kernel::sampler;
@@ -63,6 +63,8 @@ pub struct Options {
     pub cpu_hz: Option<u32>,
     /// The share of its time, as parts of 1, that the thread which calls most often may spend in probes; `None` for any.
     pub max_overhead: Option<f64>,
+    /// Whether it is recorded when threads do not run.
+    pub off_cpu: bool,
 }
 
 /// A recording that goes on.
@@ -158,6 +160,9 @@ impl Session {
             session.kernel.sample(hz)?;
             session.collector.set_sample_period(sampler::period_ns(hz));
         }
+        if session.options.off_cpu {
+            session.kernel.watch_off_cpu()?;
+        }
         Ok(session)
     }
 
@@ -220,6 +225,7 @@ impl Session {
         }
         self.is_ending = true;
         while self.drain(usize::MAX)? > 0 {}
+        let off_at_end = self.end_off_cpu(now_ns)?;
         for pid in pids {
             self.lifecycle(pid, lifecycle_kind::DETACH, now_ns, 0)?;
         }
@@ -227,6 +233,7 @@ impl Session {
         let counters = self.kernel.counters()?;
         let sampled = self.kernel.sample_counters()?;
         self.look_at_cost(&counters, self.told_losses.elapsed())?;
+        let off_cpu = self.kernel.off_cpu_counters()?;
         self.read_clocks()?;
         let is_event = |(function, _): &(&Probed, _)| function.meaning.is_event();
         let seen = self.functions.iter().zip(&counters).filter(is_event).map(|(_, c)| c.calls).sum();
@@ -244,10 +251,13 @@ impl Session {
         let sealed = self.tape.seal();
         let written = self.collector.events();
         let samples = self.collector.samples();
-        let told = self.losses.tell(&self.functions, &counters, &sampled, now_ns, &mut self.tape).and_then(|()| {
+        let off_written = self.collector.off_cpu_written() - off_at_end;
+        let told = self.losses.tell(&self.functions, &counters, &sampled, &off_cpu, now_ns, &mut self.tape);
+        let told = told.and_then(|()| {
             let calls = u64::saturating_sub(seen, written + self.losses.lost);
             let rest = sampled.calls.saturating_sub(samples.written + self.losses.samples_lost);
-            self.losses.tell_rest(calls, rest, now_ns, &mut self.tape)
+            let off = off_cpu.seen.saturating_sub(off_written + self.losses.off_cpu_lost);
+            self.losses.tell_rest(calls, rest, off, now_ns, &mut self.tape)
         });
         let tape_lost_events = self.tape.lost_events();
         let finished = sealed.and(told).and_then(|()| self.tape.finish());
@@ -277,6 +287,13 @@ impl Session {
                 lost: self.losses.samples_lost,
                 without_stack: sampled.without_stack,
                 taken: samples,
+            }),
+            off_cpu: self.options.off_cpu.then_some(OffCpu {
+                seen: off_cpu.seen,
+                written: off_written,
+                lost: self.losses.off_cpu_lost,
+                unbegun: off_cpu.unbegun,
+                off_at_end,
             }),
             troubles: self.troubles.into_iter().map(|(what, count)| many(what, count)).collect(),
         })
@@ -346,7 +363,8 @@ impl Session {
             let counters = self.kernel.counters()?;
             let sampled = self.kernel.sample_counters()?;
             let lost = self.losses.lost;
-            self.losses.tell(&self.functions, &counters, &sampled, monotonic_ns(), &mut self.tape)?;
+            let off_cpu = self.kernel.off_cpu_counters()?;
+            self.losses.tell(&self.functions, &counters, &sampled, &off_cpu, monotonic_ns(), &mut self.tape)?;
             self.collector.looked_for_losses(self.losses.lost > lost);
             self.look_at_cost(&counters, elapsed)?;
         }
@@ -405,6 +423,15 @@ impl Session {
             })?;
         }
         Ok(())
+    }
+
+    /// Writes what is known of threads that are off their processors still; returns how many.
+    fn end_off_cpu(&mut self, now_ns: i64) -> Result<u64> {
+        let mut written = 0;
+        for (tid, off) in self.kernel.off_cpu()? {
+            written += u64::from(self.collector.still_off(tid, &off, now_ns as u64, &mut self.tape)?);
+        }
+        Ok(written)
     }
 
     pub(super) fn lifecycle(&mut self, pid: u32, kind: u8, start_ns: i64, code: i64) -> Result<()> {

@@ -41,6 +41,8 @@ pub struct Summary {
     pub gaps: Gaps,
     /// The CPU samples, if any were asked for.
     pub cpu_samples: Option<CpuSamples>,
+    /// The stretches off the processor, if any were asked for.
+    pub off_cpu: Option<OffCpu>,
     /// Rows that the tape was not written fast enough for, or not at all: it has loss rows for them.
     pub tape_lost_events: u64,
     /// Returns that the ring buffer had no room for.
@@ -69,10 +71,26 @@ pub struct CpuSamples {
     pub taken: Samples,
 }
 
+/// What a recording tells of threads that did not run.
+#[derive(Clone, Copy, Debug, Serialize)]
+pub struct OffCpu {
+    /// Stretches off a processor that ended while they were recorded.
+    pub seen: u64,
+    /// Of these, those on the tape.
+    pub written: u64,
+    /// Those that there was no room for.
+    pub lost: u64,
+    /// Threads that were off their processors already when their recording began: these first stretches are not on the tape.
+    pub unbegun: u64,
+    /// Threads that still were when it ended: these last ones are, up to then.
+    pub off_at_end: u64,
+}
+
 impl Summary {
-    /// Whether every call and sample that was seen is on the tape.
+    /// Whether every call, sample and stretch off a processor that was seen is on the tape.
     pub fn is_complete(&self) -> bool {
         let has_samples = self.cpu_samples.is_none_or(|samples| samples.lost == 0);
-        self.lost == 0 && has_samples && self.tape_lost_events == 0 && self.seen == self.written
+        let has_off_cpu = self.off_cpu.is_none_or(|off_cpu| off_cpu.lost == 0);
+        self.lost == 0 && has_samples && has_off_cpu && self.tape_lost_events == 0 && self.seen == self.written
     }
 }

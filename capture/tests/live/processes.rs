@@ -288,6 +288,10 @@ impl Target {
         target
     }
 
+    pub(crate) fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
     /// Has it launch until it has made so many turns.
     pub(crate) fn go_on_until(&mut self, turns: u32) {
         writeln!(self.input.as_mut().expect("it has not been ended"), "{turns}").expect("it reads");
@@ -383,10 +387,10 @@ pub(crate) struct Recorder {
 }
 
 impl Recorder {
-    /// Ends the recording, as a person would.
-    pub(crate) fn stop(self) {
+    /// Ends the recording, as a person would. Returns what it said.
+    pub(crate) fn stop(self) -> String {
         self.signal(rustix::process::Signal::INT);
-        self.wait();
+        self.wait_for(0)
     }
 
     /// Waits for its end.

@@ -8,7 +8,7 @@ use std::cmp::Reverse;
 
 use ktape_format::definition::{Frame, frame_kind};
 use ktape_format::event::{Alloc, Api, CpuSample, Event, EventRecord, EventWait, Free, GraphLaunch, Launch, Lifecycle};
-use ktape_format::event::{Loss, Mark, Range, Slice, Sync, phase};
+use ktape_format::event::{Loss, Mark, OffCpu, Range, Slice, Sync, phase};
 use ktape_format::{Row as _, Table as _};
 use rayon::prelude::*;
 use rustc_hash::FxHashMap;
@@ -32,6 +32,7 @@ pub(super) enum Lane {
     Overhead,
     Marks,
     Samples,
+    OffCpu,
     StreamRanges,
 }
 
@@ -51,6 +52,7 @@ impl Lane {
             Lane::Overhead => ("Overhead", "overhead"),
             Lane::Marks => ("Marks", "mark"),
             Lane::Samples => ("CPU samples", "cpu_sample"),
+            Lane::OffCpu => ("Off CPU", "off_cpu"),
             Lane::StreamRanges => ("Ranges on", "gpu_range"),
         }
     }
@@ -201,6 +203,7 @@ impl Collected {
         self.table::<Free>(timeline, |row| (thread(row.thread), Lane::Memory));
         self.table::<Mark>(timeline, |row| (thread(row.thread), Lane::Marks));
         self.table::<CpuSample>(timeline, |row| (thread(row.thread), Lane::Samples));
+        self.off_cpu(timeline);
         self.table::<Lifecycle>(timeline, |row| (process(row.process), Lane::Lifecycle));
         self.table::<Loss>(timeline, |row| (process(row.process), Lane::Lost));
         let kinds: Vec<u8> = timeline.definitions.frames.rows().map(|frame: Frame| frame.kind).collect();
@@ -235,6 +238,19 @@ impl Collected {
             self.groups.push(Group { owner, lane, slices: Vec::new() });
             self.groups.len() - 1
         })
+    }
+
+    /// Stretches off the processor; one that ends with a wait for a processor has that within it.
+    fn off_cpu(&mut self, timeline: &Timeline) {
+        let rows = (0..).zip(timeline.events.off_cpu.rows());
+        self.rows(rows.flat_map(|(index, row): (u32, OffCpu)| {
+            let whole = HostSlice { start_ns: row.start_ns, end_ns: row.end_ns(), row: index, kind: OffCpu::KIND };
+            let is_part = row.runnable_ns > 0 && row.runnable_ns < row.duration_ns;
+            let waiting =
+                is_part.then(|| HostSlice { start_ns: whole.end_ns.saturating_sub_unsigned(row.runnable_ns), ..whole });
+            let place = (thread(row.thread), Lane::OffCpu);
+            std::iter::once(whole).chain(waiting).map(move |slice| (place, slice))
+        }));
     }
 
     /// Ranges: whole ones as they are, opened ones up to where they are closed or the trace ends, and those of which

@@ -4,7 +4,7 @@ use ktape_format::Definitions;
 use ktape_format::definition::{Frame, frame_kind};
 use ktape_format::event::{
     Alloc, Api, CpuSample, Event, EventRecord, EventWait, Events, Free, GraphLaunch, KindVisitor, Launch, Lifecycle,
-    Loss, Mark, Range, Slice, Sync, phase, visit_kinds,
+    Loss, Mark, OffCpu, Range, Slice, Sync, phase, visit_kinds,
 };
 use ktape_format::table::{Row, Table as _};
 use rustc_hash::{FxHashMap, FxHashSet};
@@ -35,6 +35,7 @@ struct Names {
     free: TextId,
     unnamed: TextId,
     opened_before: TextId,
+    waiting_for_processor: TextId,
     /// By row of `events.loss`.
     losses: Vec<TextId>,
 }
@@ -83,6 +84,7 @@ impl<'a> HostEvents<'a> {
             free: texts.text("free", list::EVENT_NAME),
             unnamed: texts.text("(unnamed)", list::EVENT_NAME),
             opened_before: texts.text("(opened before the recording)", list::EVENT_NAME),
+            waiting_for_processor: texts.text("waiting for a processor", list::EVENT_NAME),
             losses,
         };
         HostEvents { timeline, labels, links, untimed, stacks, categories: FxHashMap::default(), names }
@@ -121,6 +123,7 @@ impl<'a> HostEvents<'a> {
             Range::KIND => self.range(events.range.row(row), event),
             Mark::KIND => self.mark(events.mark.row(row), event),
             CpuSample::KIND => self.cpu_sample(events.cpu_sample.row(row), event),
+            OffCpu::KIND => self.off_cpu(events.off_cpu.row(row), slice.start_ns, event),
             Lifecycle::KIND => self.lifecycle(events.lifecycle.row(row), event),
             Loss::KIND => self.loss(row, events.loss.row(row), event),
             kind => unreachable!("no host event has kind {kind}"),
@@ -269,6 +272,16 @@ impl<'a> HostEvents<'a> {
         event.uint(self.labels.keys.weight_ns, sample.weight_ns);
         // Without a weight: weights are device time, and a flamegraph must not add up two kinds of time.
         event.callstack_iid = self.stacks.id(sample.stack);
+    }
+
+    fn off_cpu(&self, off: OffCpu, start_ns: i64, event: &mut TrackEvent) {
+        if start_ns != off.start_ns {
+            event.name_iid = Some(self.names.waiting_for_processor);
+            return;
+        }
+        event.name_iid = Some(self.labels.off_cpu_reasons.of(off.reason));
+        event.arg(Some(Arg { name: self.labels.keys.cpu, value: Value::Uint(off.cpu.into()) }));
+        event.uint(self.labels.keys.runnable_ns, off.runnable_ns);
     }
 
     fn lifecycle(&self, row: Lifecycle, event: &mut TrackEvent) {

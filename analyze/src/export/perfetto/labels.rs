@@ -1,7 +1,7 @@
 //! The names and arguments that host calls and device work share, each looked up once before encoding.
 
 use ktape_format::definition::{Frame, Function, Graph, KernelName, Shape, Stream, node_kind};
-use ktape_format::event::{allocator, copy_kind, lifecycle_kind, memory_kind, sync_kind, timing};
+use ktape_format::event::{allocator, copy_kind, lifecycle_kind, memory_kind, off_cpu_reason, sync_kind, timing};
 use ktape_format::{Definitions, Table};
 use rustc_hash::{FxHashMap, FxHashSet};
 
@@ -78,6 +78,7 @@ keys! {
     peer_device: "peer_device",
     reserved_bytes: "reserved_bytes",
     result: "result",
+    runnable_ns: "runnable_ns",
     sequence: "sequence",
     source_memory: "source_memory",
     target_memory: "target_memory",
@@ -135,6 +136,7 @@ pub(super) struct Labels<'a> {
     pub(super) syncs: Codes,
     pub(super) timings: Codes,
     pub(super) lifecycles: Codes,
+    pub(super) off_cpu_reasons: Codes,
     pub(super) args: ArgTable,
     /// What launched graphs run, where that is on no track of its own.
     graph_contents: FxHashMap<u32, GraphContents>,
@@ -196,6 +198,7 @@ impl<'a> Labels<'a> {
             syncs: Codes::new(sync_kind::NAMES, texts, list::VALUE),
             timings: Codes::new(timing::NAMES, texts, list::VALUE),
             lifecycles: Codes::new(lifecycle_kind::NAMES, texts, list::EVENT_NAME),
+            off_cpu_reasons: Codes::new(off_cpu_reason::NAMES, texts, list::EVENT_NAME),
             args: ArgTable::new(&used_args(timeline), texts),
             graph_contents: graph_contents(timeline, texts),
         }

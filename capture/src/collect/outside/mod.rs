@@ -3,7 +3,8 @@
 //! [`Outside::take`] takes one record after the other. A call's record becomes an event (`calls.rs`), at once where its
 //! return isn't wanted, else when that comes (`thread.rs` has what is under way; `copies.rs` what is more of copies). What an event refers to is kept by process:
 //! stacks and code objects (`stacks.rs`; `native.rs` has the frames below Python), kernels by handle (`kernels.rs`), contexts
-//! and streams (`objects.rs`), graphs (`graphs.rs`; `capturing.rs` has the streams that are captured). CPU samples become events in `samples.rs`.
+//! and streams (`objects.rs`), graphs (`graphs.rs`; `capturing.rs` has the streams that are captured). CPU samples become events in `samples.rs`, time
+//! off the processor in `off_cpu.rs`.
 
 mod calls;
 mod capturing;
@@ -13,6 +14,7 @@ mod graphs;
 mod kernels;
 mod native;
 mod objects;
+mod off_cpu;
 mod opaque;
 mod samples;
 mod stacks;
@@ -23,8 +25,8 @@ use std::mem::offset_of;
 
 use ktape_ebpf::python::Interpreter;
 use ktape_ebpf::wire::{
-    Call, CodeRecord, Lifecycle, ListsCall, MemoryCall, NAME_BYTES, NativeBody, Plain as _, Return, STACK_LEFT_OUT,
-    Sample, StackBody, StackCall, TaskBody, TextPiece, kind, life,
+    Call, CodeRecord, Lifecycle, ListsCall, MemoryCall, NAME_BYTES, NativeBody, OffCpu, Plain as _, Return,
+    STACK_LEFT_OUT, Sample, StackBody, StackCall, TaskBody, TextPiece, kind, life,
 };
 use ktape_format::Sink;
 use ktape_format::definition::{self, Function, api_domain, property};
@@ -134,6 +136,7 @@ pub struct Outside {
     samples: Samples,
     /// The stack of calls whose own was left out; 0 until there is one.
     stack_left_out: u32,
+    off_cpu_written: u64,
     /// What is known of the objects of each driver.
     drivers: FxHashMap<FileId, kernels::Objects>,
     /// Where the names of kernels are from, by definition, of the processes that ended.
@@ -172,6 +175,7 @@ impl Outside {
             sample_period_ns: 0,
             samples: Samples::default(),
             stack_left_out: 0,
+            off_cpu_written: 0,
             drivers: FxHashMap::default(),
             sources: FxHashMap::default(),
         }
@@ -406,6 +410,11 @@ impl Outside {
                     self.sample(&sample, sink)?;
                 }
             }
+            kind::OFF_CPU => {
+                if let Some(off_cpu) = OffCpu::read(record) {
+                    self.off_cpu(&off_cpu, sink)?;
+                }
+            }
             kind::LIFECYCLE => {
                 if let Some(life) = Lifecycle::read(record) {
                     return self.lifecycle(&life, sink);
@@ -575,6 +584,7 @@ fn pid_of(kind: u32, record: &[u8]) -> Option<u32> {
         kind::TEXT_PIECE => offset_of!(TextPiece, pid_tid),
         kind::RETURN => offset_of!(Return, pid_tid),
         kind::SAMPLE => offset_of!(Sample, pid_tid),
+        kind::OFF_CPU => offset_of!(OffCpu, pid_tid),
         _ => offset_of!(Call, pid_tid),
     };
     let word = record.get(offset..)?.first_chunk::<8>()?;

@@ -1,0 +1,224 @@
+//! Time off the processor: held against the kernel's own counters, the threads' clocks, and what they asked for.
+
+use std::path::Path;
+
+use ktape_format::definition::{Process, Thread};
+use ktape_format::event::{Event as _, OffCpu, off_cpu_reason};
+use ktape_format::{Table as _, Tape, Wanted};
+use serde_json::Value;
+
+use crate::processes::{Running, Scene, Target, pythons};
+
+/// The stretches of one process, with their thread's number, by start.
+fn stretches(path: &str, pid: i64) -> Vec<(i64, OffCpu)> {
+    let contents = Tape::open(Path::new(path)).and_then(|tape| tape.read(&Wanted::default())).expect("a tape");
+    let definitions = &contents.definitions;
+    let all = contents.events.off_cpu.rows().filter_map(|row| {
+        let thread = definitions.get::<Thread>(row.thread).expect("a thread");
+        (definitions.get::<Process>(thread.process).expect("a process").pid == pid).then_some((thread.tid, row))
+    });
+    let mut all: Vec<_> = all.collect();
+    all.sort_by_key(|(tid, row)| (*tid, row.start_ns));
+    all
+}
+
+/// What the program says, and the summary behind it.
+fn split(said: &[u8]) -> (Value, Value) {
+    let said = std::str::from_utf8(said).expect("text");
+    let (said, summary) = said.split_at(said.find("{\n").expect("a summary"));
+    (serde_json::from_str(said).expect("what the program says"), serde_json::from_str(summary).expect("a summary"))
+}
+
+fn number(value: &Value) -> u64 {
+    value.as_u64().unwrap_or_else(|| panic!("{value} is no number"))
+}
+
+fn numbers(value: &Value) -> Vec<u64> {
+    value.as_array().expect("a list").iter().map(number).collect()
+}
+
+/// What a thread's counters rose by, and its stretches meanwhile.
+struct Observed<'a> {
+    told: &'a Value,
+    rows: Vec<OffCpu>,
+}
+
+impl Observed<'_> {
+    fn count(&self, is_one: impl Fn(u8) -> bool) -> u64 {
+        self.rows.iter().filter(|row| is_one(row.reason)).count() as u64
+    }
+
+    fn told(&self, key: &str) -> u64 {
+        number(&self.told[key])
+    }
+
+    /// The sleeps of at least so many nanoseconds: the others are the interpreter's own locks, files and processes.
+    fn long_sleeps(&self, least_ns: u64) -> Vec<&OffCpu> {
+        let is_one = |row: &&OffCpu| row.reason == off_cpu_reason::SLEEP && row.duration_ns >= least_ns;
+        self.rows.iter().filter(is_one).collect()
+    }
+}
+
+fn observed<'a>(all: &[(i64, OffCpu)], told: &'a Value) -> Observed<'a> {
+    let tid = number(&told["tid"]) as i64;
+    let within = number(&told["start_ns"]) as i64..number(&told["end_ns"]) as i64;
+    let is_one = |(of, row): &&(i64, OffCpu)| *of == tid && within.contains(&row.start_ns);
+    Observed { told, rows: all.iter().filter(is_one).map(|(_, row)| *row).collect() }
+}
+
+#[test]
+fn stretches_off_the_processor_are_those_that_the_kernel_counts() {
+    for python in pythons() {
+        let Some(scene) = Scene::new("off CPU") else { return };
+        let tape = scene.path("run.ktape");
+        let mut run = scene.capture(&["run", "--json", "--off-cpu", "-o", &tape, "--"]);
+        let output =
+            run.args([python.as_str(), &scene.fixture("workloads/waits.py")]).output().expect("capture starts");
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        let (told, summary) = split(&output.stdout);
+        let summary = &summary["off_cpu"];
+        assert_eq!((number(&summary["lost"]), number(&summary["unbegun"])), (0, 0), "from the first instruction on");
+        assert_eq!((number(&summary["seen"]), number(&summary["off_at_end"])), (number(&summary["written"]), 0));
+        let all = stretches(&tape, told["pid"].as_i64().expect("a number"));
+        assert!(all.is_sorted_by(|(tid, a), (other, b)| tid != other || a.end_ns() <= b.start_ns), "one at a time");
+        assert!(all.iter().all(|(_, row)| row.runnable_ns <= row.duration_ns));
+        let threads = &told["threads"];
+        for (name, told) in threads.as_object().expect("threads") {
+            let observed = observed(&all, told);
+            let (voluntary, involuntary) = (
+                observed.count(|code| code != off_cpu_reason::PREEMPTED),
+                observed.count(|code| code == off_cpu_reason::PREEMPTED),
+            );
+            // To the switch.
+            assert_eq!(
+                (voluntary, involuntary),
+                (observed.told("voluntary"), observed.told("involuntary")),
+                "{python} {name}"
+            );
+            let wall_ns = observed.told("end_ns") - observed.told("start_ns");
+            let off_ns: u64 = observed.rows.iter().map(|row| row.duration_ns).sum();
+            // The kernel's clock goes on at the switch, the program's some hundred nanoseconds before and after it.
+            let slack_ns = wall_ns / 100;
+            assert!(
+                (wall_ns - off_ns).abs_diff(observed.told("cpu_ns")) < slack_ns,
+                "{name}: {off_ns} of {wall_ns}: {told}"
+            );
+            let runnable_ns: u64 = observed.rows.iter().map(|row| row.runnable_ns).sum();
+            let delay_ns = observed.told("run_delay_ns");
+            assert!(
+                runnable_ns.abs_diff(delay_ns) < slack_ns,
+                "{name}: {runnable_ns} runnable, the kernel says {delay_ns}"
+            );
+        }
+
+        // Each sleep is one stretch, as long as it was asked for, and not longer than it took.
+        let sleeper = observed(&all, &threads["sleeper"]);
+        let asked: Vec<u64> = (0..60).map(|index| (1 + index * 7 % 40) * 1_000_000).collect();
+        let (sleeps, took) = (sleeper.long_sleeps(900_000), numbers(&sleeper.told["said"]));
+        assert_eq!(sleeps.len(), 60, "{sleeps:?}");
+        for ((sleep, asked_ns), took_ns) in sleeps.iter().zip(asked).zip(took) {
+            // The timer is set some microseconds before the thread leaves.
+            assert!((asked_ns - 500_000..=took_ns).contains(&sleep.duration_ns), "{asked_ns}, {took_ns}: {sleep:?}");
+        }
+
+        // A lock is a sleep until it is free, and the two threads agree on when.
+        let blocked = observed(&all, &threads["blocked"]);
+        let (waits, took) = (blocked.long_sleeps(15_000_000), numbers(&blocked.told["said"]));
+        assert_eq!(waits.len(), 20, "{waits:?}");
+        for (index, (wait, took_ns)) in (0..).zip(waits.iter().zip(took)) {
+            let held_ns = 20_000_000 + index % 5 * 10_000_000;
+            assert!((held_ns - 2_000_000..=took_ns).contains(&wait.duration_ns), "{held_ns}, {took_ns}: {wait:?}");
+        }
+
+        // Two that compute on one processor have half of it each; what this one has not, it waits for.
+        let crowded = observed(&all, &threads["crowded"]);
+        let waited_ns: u64 =
+            crowded.rows.iter().filter(|row| row.reason == off_cpu_reason::PREEMPTED).map(|row| row.runnable_ns).sum();
+        assert!((600_000_000..1_500_000_000).contains(&waited_ns), "waited {waited_ns} of 2 s");
+        let preempted = crowded.rows.iter().filter(|row| row.reason == off_cpu_reason::PREEMPTED);
+        assert!(preempted.clone().all(|row| row.runnable_ns == row.duration_ns));
+        let cpus: std::collections::BTreeSet<u32> = preempted.map(|row| row.cpu).collect();
+        assert_eq!(cpus.len(), 1, "it was bound to one processor");
+    }
+}
+
+#[test]
+fn what_the_recording_cuts_is_counted_and_not_made_up() {
+    for python in pythons() {
+        let Some(scene) = Scene::new("off CPU in the middle") else { return };
+        // It waits for its standard input, before, between and after.
+        let mut target = Target::start(&scene, &python, crate::processes::LAUNCHES);
+        let tape = scene.path("middle.ktape");
+        let recorder = scene.attach_with(&target, "middle.ktape", &["--off-cpu"]);
+        target.go_on_until(100);
+        std::thread::sleep(std::time::Duration::from_millis(300));
+        let said = recorder.stop();
+        let all = stretches(&tape, i64::from(target.pid()));
+        let main: Vec<&OffCpu> =
+            all.iter().filter(|(tid, _)| *tid == i64::from(target.pid())).map(|(_, row)| row).collect();
+        let attached = attached_ns(&tape);
+        // It slept when the recording began, and that is no row.
+        assert!(main.iter().all(|row| row.start_ns > attached), "{attached}: {main:?}");
+        let last = main.last().expect("it sleeps");
+        assert_eq!((last.reason, last.runnable_ns), (off_cpu_reason::SLEEP, 0), "{last:?}");
+        assert!(last.duration_ns > 250_000_000, "until the end of the recording: {last:?}");
+        assert!(!said.contains(" 0 threads were off before") && !said.contains(", 0 at the end"), "{said}");
+        target.end();
+    }
+}
+
+/// When the recording of a process began.
+fn attached_ns(path: &str) -> i64 {
+    let contents = Tape::open(Path::new(path)).and_then(|tape| tape.read(&Wanted::default())).expect("a tape");
+    let attach = ktape_format::event::lifecycle_kind::ATTACH;
+    contents.events.lifecycle.rows().find(|row| row.kind == attach).expect("attached").start_ns
+}
+
+#[test]
+fn stretches_that_found_no_room_are_told_as_losses() {
+    for python in pythons() {
+        let Some(scene) = Scene::new("lost stretches") else { return };
+        let (tape, done) = (scene.path("run.ktape"), scene.path("done"));
+        // Two processes that wake each other.
+        let switches = "import os
+a, b = os.pipe(), os.pipe()
+if os.fork() == 0:
+    os.close(a[1])
+    while os.read(a[0], 1): os.write(b[1], b'x')
+    os._exit(0)
+os.close(a[0])
+for _ in range(30000): os.write(a[1], b'x'), os.read(b[0], 1)
+os._exit(0)";
+        let script = "read go; \"$0\" -c \"$PROGRAM\"; touch $DONE; read go";
+        let mut run = scene.capture(&[
+            "run",
+            "--json",
+            "--buffer",
+            "1",
+            "--off-cpu",
+            "-o",
+            &tape,
+            "--",
+            "sh",
+            "-c",
+            script,
+            &python,
+        ]);
+        run.env("PROGRAM", switches).env("DONE", &done);
+        let mut recorder = Running::start(run);
+        recorder.pause();
+        recorder.say("go");
+        while !Path::new(&done).exists() {
+            std::thread::sleep(std::time::Duration::from_millis(10));
+        }
+        recorder.go_on();
+        recorder.say("go");
+        let (code, summary) = recorder.wait();
+        let stretches = &summary["off_cpu"];
+        let of = |key: &str| number(&stretches[key]);
+        assert!(of("lost") > 10_000, "{summary}");
+        assert_eq!(of("seen"), of("written") + of("lost"), "{summary}");
+        assert_eq!(code, Some(3), "{summary}");
+        assert_eq!(crate::exact::lost(Path::new(&tape)), of("lost"), "the tape tells what the summary does");
+    }
+}
