@@ -533,9 +533,11 @@ impl Graphs {
         if !were_calls_lost {
             return;
         }
-        graphs.into_iter().filter(|graph| self.graphs.contains_key(graph)).for_each(|graph| {
-            self.add(graph, None, Node::unknown());
-        });
+        for graph in graphs {
+            if self.graphs.contains_key(&graph) {
+                self.add(graph, None, Node::unknown());
+            }
+        }
         execs.into_iter().for_each(|exec| self.lose_track(exec));
         for number in self.captures.numbers() {
             self.add_captured(number, Node::unknown());
