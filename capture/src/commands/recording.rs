@@ -11,6 +11,7 @@ use signal_hook::consts::{SIGINT, SIGTERM};
 
 use super::Outcome;
 use crate::kernel::sampler::MOST_HZ;
+use crate::record::blind_spots::Kind;
 use crate::record::session::Progress;
 use crate::record::summary::Summary;
 
@@ -103,6 +104,7 @@ pub(super) fn show_progress(quiet: bool) -> impl FnMut(Progress) {
 pub(super) fn outcome(summary: &Summary) -> Result<Outcome> {
     match &summary.failure {
         Some(failure) => Err(anyhow::anyhow!("{failure}")),
+        None if summary.is_blind() => Ok(Outcome::Blind),
         None if summary.is_complete() => Ok(Outcome::Done),
         None => Ok(Outcome::Losses),
     }
@@ -181,6 +183,15 @@ pub(super) fn report(summary: &Summary, recording: &Recording) -> Result<()> {
     }
     if summary.libraries.is_empty() {
         writeln!(out, "  no library of CUDA was mapped: there were no calls to record")?;
+    }
+    for spot in summary.blind_spots.iter().filter(|spot| spot.kind <= Kind::NoLaunch || spot.kind == Kind::UnnamedKernels || spot.kind == Kind::UnwalkedInterpreter) {
+        writeln!(out, "  blind spot: {} {}", spot.count, spot.what)?;
+    }
+    if summary.is_blind() {
+        writeln!(out, "nothing was seen: {} probes were set, in", summary.probes)?;
+        for library in &summary.libraries {
+            writeln!(out, "  {}", library.display())?;
+        }
     }
     for trouble in &summary.troubles {
         writeln!(out, "  {trouble}")?;

@@ -8,6 +8,7 @@ use aya::{Ebpf, EbpfLoader, Pod};
 use ktape_ebpf::python::Interpreter;
 #[cfg(doc)]
 use ktape_ebpf::wire::unsaid;
+use ktape_ebpf::wire::tally::{SLOTS, Slot};
 use ktape_ebpf::wire::{Counters, Plan, Target, Walked};
 
 use super::btf::{Btf, BtfError};
@@ -69,6 +70,8 @@ unsafe impl Pod for Wire<Counters> {}
 unsafe impl Pod for Wire<Target> {}
 // SAFETY: as above.
 unsafe impl Pod for Wire<Walked> {}
+// SAFETY: as above.
+unsafe impl Pod for Wire<Slot> {}
 
 /// The loaded programs.
 pub struct Kernel {
@@ -76,6 +79,7 @@ pub struct Kernel {
     targets: HashMap<MapData, u32, Wire<Target>>,
     interpreters: HashMap<MapData, u32, Wire<Walked>>,
     counters: PerCpuArray<MapData, Wire<Counters>>,
+    tallies: PerCpuArray<MapData, Wire<Slot>>,
     unsaid: PerCpuArray<MapData, u64>,
     functions: usize,
     links: Links,
@@ -123,6 +127,7 @@ impl Kernel {
         let targets = HashMap::try_from(take(&mut ebpf, "TARGETS")?)?;
         let interpreters = HashMap::try_from(take(&mut ebpf, "INTERPRETERS")?)?;
         let counters = PerCpuArray::try_from(take(&mut ebpf, "COUNTERS")?)?;
+        let tallies = PerCpuArray::try_from(take(&mut ebpf, "TALLIES")?)?;
         let unsaid = PerCpuArray::try_from(take(&mut ebpf, "UNSAID")?)?;
         let ring = RingBuf::try_from(take(&mut ebpf, "EVENTS")?)?;
         for (name, tracepoint) in
@@ -135,7 +140,17 @@ impl Kernel {
         }
         let links = Links::load(&mut ebpf, &maps, programs)?;
         Ok((
-            Kernel { ebpf, targets, interpreters, counters, unsaid, functions: functions.len(), links, sampler: None },
+            Kernel {
+                ebpf,
+                targets,
+                interpreters,
+                counters,
+                tallies,
+                unsaid,
+                functions: functions.len(),
+                links,
+                sampler: None,
+            },
             ring,
         ))
     }
@@ -219,6 +234,12 @@ impl Kernel {
         Ok(self.unsaid.get(&kind, 0)?.iter().sum())
     }
 
+    /// What each processor has counted in the slot of an interval, which others have had before it.
+    pub fn tallies(&self, interval: u64) -> Result<Vec<Slot>, KernelError> {
+        let slots = self.tallies.get(&(interval as u32 % SLOTS), 0)?;
+        Ok(slots.iter().map(|Wire(slot)| *slot).collect())
+    }
+
     /// What was counted of each function, of all processors together.
     pub fn counters(&self) -> Result<Vec<Counters>, KernelError> {
         let mut all = vec![Counters::default(); self.functions];
@@ -235,4 +256,4 @@ fn take(ebpf: &mut Ebpf, name: &'static str) -> Result<aya::maps::Map, KernelErr
     ebpf.take_map(name).ok_or(KernelError::Missing(name))
 }
 
-const _: () = assert!(size_of::<Plan>() == 32);
+const _: () = assert!(size_of::<Plan>() == 36);

@@ -20,9 +20,11 @@ use rustc_hash::{FxHashMap, FxHashSet};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::time::{ClockId, clock_gettime};
 
+use super::blind_spots::Noted;
 use super::losses::Losses;
 use super::processes::Recorded;
 use super::summary::{CpuSamples, Summary};
+use super::tally::Tallies;
 use crate::collect::outside::{Notice, Outside};
 use crate::kernel::programs::Kernel;
 use crate::kernel::sampler;
@@ -71,6 +73,7 @@ pub struct Session {
     pub(super) collector: Outside,
     pub(super) tape: TapeWriter,
     pub(super) losses: Losses,
+    pub(super) tallies: Tallies,
     pub(super) processes: FxHashMap<u32, Recorded>,
     /// Libraries that have probes, by device and inode.
     pub(super) libraries: FxHashSet<FileId>,
@@ -80,6 +83,9 @@ pub struct Session {
     /// What files tell of host stubs.
     pub(super) stubs: live::Known,
     pub(super) probes: usize,
+    /// Which functions have a probe.
+    pub(super) hooked: Vec<bool>,
+    pub(super) noted: Noted,
     pub(super) recorded: u64,
     /// Whether the probes have been taken away: no new ones then.
     pub(super) is_ending: bool,
@@ -115,9 +121,11 @@ impl Session {
         let tape = TapeWriter::create(&options.output, &tape_options)
             .with_context(|| format!("cannot begin {}", options.output.display()))?;
         let now = Instant::now();
+        let hooked = vec![false; functions.len()];
         let mut session = Session {
             collector: Outside::new(functions.clone(), options.launch_durations),
             losses: Losses::new(functions.len(), monotonic_ns()),
+            tallies: Tallies::new(monotonic_ns()),
             options,
             functions,
             kernel,
@@ -130,6 +138,8 @@ impl Session {
             watched_pythons: FxHashSet::default(),
             stubs: live::Known::default(),
             probes: 0,
+            hooked,
+            noted: Noted::default(),
             recorded: 0,
             is_ending: false,
             troubles: BTreeMap::new(),
@@ -207,10 +217,12 @@ impl Session {
         while self.drain(usize::MAX)? > 0 {}
         for pid in pids {
             self.lifecycle(pid, lifecycle_kind::DETACH, now_ns, 0)?;
+            self.note_blind_spots_of(pid);
         }
         self.collector.finish(&mut self.tape)?;
         let counters = self.kernel.counters()?;
         let sampled = self.kernel.sample_counters()?;
+        self.tallies.look(&self.kernel, self.collector.settled(), monotonic_ns())?;
         self.read_clocks()?;
         let is_event = |(function, _): &(&Probed, _)| function.meaning.is_event();
         let seen = self.functions.iter().zip(&counters).filter(is_event).map(|(_, c)| c.calls).sum();
@@ -224,6 +236,7 @@ impl Session {
                 self.troubles.insert(format!("{count} {what}"), 1);
             }
         }
+        let blind_spots = self.tell_blind_spots(true)?;
         // What was open has to be a block before there is room for sure; on a full disk there is none.
         let sealed = self.tape.seal();
         let written = self.collector.events();
@@ -231,7 +244,8 @@ impl Session {
         let told = self.losses.tell(&self.functions, &counters, &sampled, now_ns, &mut self.tape).and_then(|()| {
             let calls = u64::saturating_sub(seen, written + self.losses.lost);
             let rest = sampled.calls.saturating_sub(samples.written + self.losses.samples_lost);
-            self.losses.tell_rest(calls, rest, now_ns, &mut self.tape)
+            self.losses.tell_rest(calls, rest, now_ns, &mut self.tape)?;
+            self.tallies.finish(&mut self.tape)
         });
         let tape_lost_events = self.tape.lost_events();
         let finished = sealed.and(told).and_then(|()| self.tape.finish());
@@ -260,6 +274,7 @@ impl Session {
                 without_stack: sampled.without_stack,
                 taken: samples,
             }),
+            blind_spots,
             troubles: self.troubles.into_iter().map(|(what, count)| many(what, count)).collect(),
         })
     }
@@ -328,9 +343,12 @@ impl Session {
             let counters = self.kernel.counters()?;
             let sampled = self.kernel.sample_counters()?;
             self.losses.tell(&self.functions, &counters, &sampled, monotonic_ns(), &mut self.tape)?;
+            self.tallies.look(&self.kernel, self.collector.settled(), monotonic_ns())?;
+            self.tallies.tell(&mut self.tape)?;
         }
         if self.read_clocks.elapsed() >= CLOCKS {
             self.collector.sweep();
+            self.tell_blind_spots(false)?;
             self.read_clocks()?;
         }
         Ok(())
