@@ -1,6 +1,7 @@
 //! One subcommand, one file. This one holds what they share: the list, how losses and JSON are written, the exit code.
 
 mod audit;
+mod blind_spots;
 pub mod compare;
 pub mod counts;
 mod cpu_side;

@@ -10,7 +10,7 @@ use serde::Serialize;
 use super::ids::AllIds;
 
 /// How the cause of such a row begins.
-pub(super) const LEFT_OUT: &str = "damaged on the tape: ";
+pub const LEFT_OUT: &str = "damaged on the tape: ";
 
 /// Rows that cannot be kept.
 #[derive(Clone, Debug)]

@@ -17,7 +17,7 @@ use ktape_format::{Options, Part, Tape, TapeError, TapeWriter, Wanted, Written};
 use serde::Serialize;
 
 pub use finding::{Finding, Kind, Place};
-pub use losses::LeftOut;
+pub use losses::{LEFT_OUT, LeftOut};
 
 use check::Check;
 use completeness::Completeness;

@@ -34,8 +34,8 @@ pub(super) struct Recording {
     #[arg(long)]
     pub(super) native: bool,
     /// How much may wait between the probes and the recorder, in MiB: a power of two. It has to last while the recorder is
-    /// kept from running; 16 are half a second at 200,000 calls a second
-    #[arg(long, value_name = "MIB", default_value_t = 16, value_parser = buffer)]
+    /// kept from running; 32 are half a second at 500,000 launches a second
+    #[arg(long, value_name = "MIB", default_value_t = 32, value_parser = buffer)]
     pub(super) buffer: u32,
     /// Print the summary for a program instead of a person
     #[arg(long)]

@@ -279,6 +279,25 @@ impl Session {
         })
     }
 
+    /// Writes losses, what is settled of the account, and blind spots: for a tape that ends before the recording does. The next
+    /// one goes on with what is not settled yet.
+    pub fn settle_account(&mut self) -> Result<()> {
+        self.tell_account()?;
+        self.tallies.tell_settled(&mut self.tape)?;
+        self.tell_blind_spots(true)?;
+        Ok(())
+    }
+
+    /// Writes what was lost, and the accounts of intervals that are over.
+    fn tell_account(&mut self) -> Result<()> {
+        let counters = self.kernel.counters()?;
+        let sampled = self.kernel.sample_counters()?;
+        self.losses.tell(&self.functions, &counters, &sampled, monotonic_ns(), &mut self.tape)?;
+        self.tallies.look(&self.kernel, self.collector.settled(), monotonic_ns())?;
+        self.tallies.tell(&mut self.tape)?;
+        Ok(())
+    }
+
     fn progress(&self) -> Progress {
         Progress {
             elapsed: self.began.elapsed(),
@@ -340,11 +359,7 @@ impl Session {
         }
         if self.told_losses.elapsed() >= TELL_LOSSES {
             self.told_losses = Instant::now();
-            let counters = self.kernel.counters()?;
-            let sampled = self.kernel.sample_counters()?;
-            self.losses.tell(&self.functions, &counters, &sampled, monotonic_ns(), &mut self.tape)?;
-            self.tallies.look(&self.kernel, self.collector.settled(), monotonic_ns())?;
-            self.tallies.tell(&mut self.tape)?;
+            self.tell_account()?;
         }
         if self.read_clocks.elapsed() >= CLOCKS {
             self.collector.sweep();

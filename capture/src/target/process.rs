@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::os::unix::fs::MetadataExt as _;
+use std::time::Duration;
 
 use rustix::system::uname;
 use rustix::time::{ClockId, Timespec, clock_gettime};

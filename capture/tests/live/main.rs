@@ -9,6 +9,7 @@ mod frames;
 mod names;
 mod native;
 mod processes;
+mod proof;
 mod samples;
 mod stacks;
 
