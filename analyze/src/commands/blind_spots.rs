@@ -11,7 +11,7 @@ use crate::timeline::names::printable;
 
 /// What a recorder cannot have seen.
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct BlindSpot {
+pub(super) struct BlindSpot {
     /// Of which sort: see `docs/run.md`.
     kind: String,
     /// How many.
@@ -21,17 +21,17 @@ pub struct BlindSpot {
 }
 
 /// Those of a tape. What cannot be read, of a newer version or a stranger, is none.
-pub fn of(definitions: &Definitions) -> Vec<BlindSpot> {
+pub(super) fn of(definitions: &Definitions) -> Vec<BlindSpot> {
     let json = definitions.property(subject::TAPE, 0, property::BLIND_SPOTS);
     json.and_then(|json| serde_json::from_str(json).ok()).unwrap_or_default()
 }
 
 /// Lists them.
-pub fn print(out: &mut impl Write, spots: &[BlindSpot]) -> io::Result<()> {
+pub(super) fn print(out: &mut impl Write, spots: &[BlindSpot]) -> io::Result<()> {
     if !spots.is_empty() {
         writeln!(out, "blind spots of the recording:")?;
     }
-    spots.iter().try_for_each(|BlindSpot { count, what, .. }| {
-        writeln!(out, "  {} {}", HumanCount(*count), printable(what))
-    })
+    spots
+        .iter()
+        .try_for_each(|BlindSpot { count, what, .. }| writeln!(out, "  {} {}", HumanCount(*count), printable(what)))
 }

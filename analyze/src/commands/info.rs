@@ -6,9 +6,9 @@ use std::path::PathBuf;
 use anyhow::Result;
 use serde::Serialize;
 
+use super::blind_spots::{self, BlindSpot};
 use super::counts::write_not_kept;
 use super::load::{Loaded, Losses, load, open_tape};
-use super::blind_spots::{self, BlindSpot};
 use super::{Outcome, audit, cpu_side, host_side, layout, note_host_only, note_losses, write_json};
 use crate::human::{HumanBytes, HumanCount, counted, duration, share, text_table};
 use crate::layout::Layout;

@@ -193,10 +193,13 @@ fn print_completeness(out: &mut impl Write, completeness: &Completeness, by: Opt
     };
     let has_left_out = completeness.by_kind.iter().any(|account| account.sums.left_out > 0);
     let columns = part.into_iter().chain(["", "seen", "written", "lost"]);
-    let columns = columns.chain(has_left_out.then_some("left out")).chain(part.is_none_or(|part| part != "processor").then_some("on the tape"));
+    let columns = columns
+        .chain(has_left_out.then_some("left out"))
+        .chain(part.is_none_or(|part| part != "processor").then_some("on the tape"));
     let mut table = text_table(columns, if part.is_some() { &[0, 1] } else { &[0] });
     // People count from the first interval on.
-    let first_ns = completeness.by_interval.iter().filter_map(|account| Some(account.interval_ns?.0)).min().unwrap_or(0);
+    let first_ns =
+        completeness.by_interval.iter().filter_map(|account| Some(account.interval_ns?.0)).min().unwrap_or(0);
     for Account { kind, cpu, interval_ns, sums, on_tape } in accounts {
         let cpu = cpu.map(|cpu| cpu.to_string());
         let interval = interval_ns.map(|(start_ns, duration_ns)| {

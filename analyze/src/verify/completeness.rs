@@ -265,7 +265,9 @@ impl Counting {
                 let surplus = if is_open { 0 } else { on_tape.saturating_sub(written) };
                 for (count, what) in [(missing, "were written and are not there"), (surplus, "were not counted")] {
                     if count > 0 {
-                        result.faults.push(Fault { kind, what: format!("{}: {count} {what}, {from}", known.name(kind)) });
+                        result
+                            .faults
+                            .push(Fault { kind, what: format!("{}: {count} {what}, {from}", known.name(kind)) });
                     }
                 }
                 result.missing = result.missing.saturating_add(missing);
@@ -400,7 +402,11 @@ mod tests {
         assert_eq!((result.holds, result.closed, result.proven_until_ns), (true, false, Some(2000)), "{result:?}");
         assert_eq!(result.unproven, 3);
         assert_eq!(checked(told, &events, false).surplus, 2, "nothing was to follow");
-        assert_eq!(checked(told, &launches(&[1000, 1500, 1999]), true).missing, 1, "a row stands behind what it counts");
+        assert_eq!(
+            checked(told, &launches(&[1000, 1500, 1999]), true).missing,
+            1,
+            "a row stands behind what it counts"
+        );
     }
 
     #[test]

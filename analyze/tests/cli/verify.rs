@@ -504,7 +504,10 @@ fn a_recording_shows_what_became_of_all_that_was_seen() {
     let (report, code) = verify(&path);
     let complete = &report["completeness"];
     assert_eq!((code, &report["verdict"]), (Some(3), &"losses".into()), "{report}");
-    assert_eq!((&complete["holds"], &complete["closed"], &complete["missing"]), (&true.into(), &true.into(), &0.into()));
+    assert_eq!(
+        (&complete["holds"], &complete["closed"], &complete["missing"]),
+        (&true.into(), &true.into(), &0.into())
+    );
     let launches = &complete["by_kind"][0];
     let counts = ["seen", "written", "lost", "on_tape"].map(|key| launches[key].as_u64().unwrap());
     assert_eq!((&launches["kind"], counts), (&"launch".into(), [18, 12, 6, 12]));
@@ -557,7 +560,8 @@ fn what_a_repair_leaves_out_of_a_recording_is_not_missing_twice() {
     let path = folder.path("run.ktape");
     recording(&path, None);
     let tape = Tape::from_bytes(fs::read(&path).unwrap()).unwrap();
-    let launches = tape.blocks()[1].sections.iter().find(|section| section.table == Launch::KIND).unwrap().range.clone();
+    let launches =
+        tape.blocks()[1].sections.iter().find(|section| section.table == Launch::KIND).unwrap().range.clone();
     let mut bytes = fs::read(&path).unwrap();
     bytes[launches.start as usize + 30] ^= 1;
     let damaged = folder.file("damaged.ktape", &bytes);

@@ -125,7 +125,7 @@ pub(super) fn report(summary: &Summary, recording: &Recording) -> Result<()> {
     if io::stderr().is_terminal() {
         write!(out, "\r\x1b[K")?;
     }
-    let Summary { seen, written, lost, without_stack, gaps, .. } = summary;
+    let Summary { seen, written, lost, gaps, .. } = summary;
     writeln!(
         out,
         "{}: {} bytes, {:.1} s, {} processes, {} probes in {} libraries",
@@ -162,20 +162,11 @@ pub(super) fn report(summary: &Summary, recording: &Recording) -> Result<()> {
         }
     }
     for (count, what) in [
-        (*without_stack, "calls whose Python stack could not be read"),
-        (gaps.unknown_stacks, "calls whose Python stack did not come through"),
-        (gaps.before_interpreter, "calls before the process's interpreter was found: without a stack"),
         (gaps.incomplete_stacks, "stacks that are not whole: too deep, or with a frame that could not be read"),
         (gaps.unknown_frames, "frames without a name"),
         (summary.tape_lost_events, "rows that the tape could not be written fast enough for"),
-        (summary.returns_lost, "returns that the ring buffer had no room for"),
         (gaps.calls_without_return, "calls that were not seen to return"),
         (gaps.returns_without_call, "returns of calls that were not seen"),
-        (gaps.unreadable_arguments, "calls with arguments that could not be read"),
-        (
-            gaps.launches_of_older_graphs,
-            "launches of graphs that were made before the recording: of which kernels is not known",
-        ),
     ] {
         if count > 0 {
             writeln!(out, "  {count} {what}")?;
@@ -184,8 +175,10 @@ pub(super) fn report(summary: &Summary, recording: &Recording) -> Result<()> {
     if summary.libraries.is_empty() {
         writeln!(out, "  no library of CUDA was mapped: there were no calls to record")?;
     }
-    for spot in summary.blind_spots.iter().filter(|spot| spot.kind <= Kind::NoLaunch || spot.kind == Kind::UnnamedKernels || spot.kind == Kind::UnwalkedInterpreter) {
-        writeln!(out, "  blind spot: {} {}", spot.count, spot.what)?;
+    // What got no probe is among the troubles, too.
+    let is_trouble = |kind| matches!(kind, Kind::UnprobedLibrary | Kind::RefusedProbe);
+    for spot in summary.blind_spots.iter().filter(|spot| !is_trouble(spot.kind)) {
+        writeln!(out, "  {} {}", spot.count, spot.what)?;
     }
     if summary.is_blind() {
         writeln!(out, "nothing was seen: {} probes were set, in", summary.probes)?;

@@ -6,9 +6,9 @@ use aya::maps::{Array, HashMap, MapData, PerCpuArray, RingBuf};
 use aya::programs::RawTracePoint;
 use aya::{Ebpf, EbpfLoader, Pod};
 use ktape_ebpf::python::Interpreter;
+use ktape_ebpf::wire::tally::{SLOTS, Slot};
 #[cfg(doc)]
 use ktape_ebpf::wire::unsaid;
-use ktape_ebpf::wire::tally::{SLOTS, Slot};
 use ktape_ebpf::wire::{Counters, Plan, Target, Walked};
 
 use super::btf::{Btf, BtfError};

@@ -533,7 +533,12 @@ impl Meaning {
 
     /// What the eBPF program is to keep of a call.
     pub fn plan(self) -> Plan {
-        let plan = Plan { record: wire::kind::CALL, stack: self.is_event().into(), tally: self.table().into(), ..Plan::default() };
+        let plan = Plan {
+            record: wire::kind::CALL,
+            stack: self.is_event().into(),
+            tally: self.table().into(),
+            ..Plan::default()
+        };
         let memory = |bytes| Plan { record: wire::kind::MEMORY_CALL, pointer: 0, bytes, ..plan };
         match self {
             Meaning::Launch => Plan { record: wire::kind::STACK_CALL, ..plan },

@@ -111,7 +111,7 @@ impl Session {
             && let Some(mapped) = recorded.driver.filter(Mapped::is_busy)
         {
             let what = format!(
-                "process {pid} had the driver mapped for {:.0} s and ran for {:.1} s of it without a call that the probes saw",
+                "process without a call that the probes saw: {pid} had the driver mapped for {:.0} s and ran for {:.1} s of it",
                 mapped.looked.duration_since(mapped.since).as_secs_f64(),
                 mapped.ran.saturating_sub(mapped.ran_before).as_secs_f64(),
             );
@@ -153,7 +153,11 @@ impl Session {
         let gaps = self.collector.gaps();
         spots.extend(
             [
-                spot(Kind::NoLaunch, no_launch, "functions that launch have a probe and were never called, while others were"),
+                spot(
+                    Kind::NoLaunch,
+                    no_launch,
+                    "functions that launch have a probe and were never called, while others were",
+                ),
                 spot(
                     Kind::OlderGraphs,
                     gaps.launches_of_older_graphs,

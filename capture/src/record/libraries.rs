@@ -76,7 +76,7 @@ impl Session {
             }
             Err(error) => {
                 let what = format!("{}: {error:#}", library.path.display());
-                self.noted.add(Kind::UnprobedLibrary, what.clone(), 1);
+                self.noted.add(Kind::UnprobedLibrary, format!("library without probes: {what}"), 1);
                 self.trouble(what);
             }
         }
@@ -104,7 +104,7 @@ impl Session {
         let set = links.len() - refused.len();
         for refused in refused {
             let what = format!("{}: no probe at {refused}", library.path.display());
-            self.noted.add(Kind::RefusedProbe, what.clone(), 1);
+            self.noted.add(Kind::RefusedProbe, format!("probe that was refused: {what}"), 1);
             self.trouble(what);
         }
         Ok(set)

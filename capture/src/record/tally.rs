@@ -95,7 +95,8 @@ impl Tallies {
         for ((cpu, slot), held) in slots.iter().enumerate().zip(held) {
             // What is of kind 0 is no event.
             for kind in 1..tally::KINDS {
-                let (seen, lost) = (slot.seen[kind].saturating_sub(held.seen[kind]), slot.lost[kind].saturating_sub(held.lost[kind]));
+                let (seen, lost) =
+                    (slot.seen[kind].saturating_sub(held.seen[kind]), slot.lost[kind].saturating_sub(held.lost[kind]));
                 if seen > 0 || lost > 0 {
                     let key = Key::new(interval << INTERVAL_SHIFT, cpu as u16, kind as u16);
                     let counts = self.untold.entry(interval).or_default().entry(key).or_default();
@@ -223,7 +224,8 @@ mod tests {
         let contents = Tape::open(file.path()).unwrap().read(&Wanted::default()).unwrap();
         use ktape_format::Table as _;
         let rows = contents.events.tally.rows();
-        rows.map(|row| (tally::interval(row.start_ns as u64), row.cpu, row.kind, row.seen, row.written, row.lost)).collect()
+        rows.map(|row| (tally::interval(row.start_ns as u64), row.cpu, row.kind, row.seen, row.written, row.lost))
+            .collect()
     }
 
     #[test]

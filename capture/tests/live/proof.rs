@@ -104,7 +104,8 @@ fn all_that_was_seen_is_on_the_tape_by_processor_kind_and_interval() {
     for python in pythons() {
         let Some(scene) = Scene::new("account") else { return };
         let tape = scene.path("run.ktape");
-        let mut run = scene.capture(&["run", "--json", "--cpu-hz", "99", "-o", &tape, "--", &python, "-c", TWO_THREADS]);
+        let mut run =
+            scene.capture(&["run", "--json", "--cpu-hz", "99", "-o", &tape, "--", &python, "-c", TWO_THREADS]);
         let output = run.arg("20").output().expect("capture starts");
         assert!(output.status.success(), "{output:?}");
         let summary: Value = serde_json::from_slice(&output.stdout).expect("a summary");
