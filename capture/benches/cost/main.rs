@@ -5,11 +5,13 @@
 //! The first part sets one probe after the other into the same function of the same process and has it launch (`probes.rs`).
 //! A machine is never the same twice, so all probes have their turn in each of several rounds, and a probe's cost, which is
 //! its time less that without a probe, is told as a multiple of what an empty program costs in the same round. The second part
-//! records whole processes and looks at the recorder itself (`recorder.rs`).
+//! records whole processes and looks at the recorder itself (`recorder.rs`). The third gives the recorder records, and looks at
+//! nothing else of it (`drain.rs`).
 //!
 //! Needs root, the stand-in driver and the workloads: `make capture-bench` builds them.
 
 mod counters;
+mod drain;
 mod figures;
 mod probes;
 mod recorder;
@@ -24,6 +26,8 @@ use figures::Report;
 
 /// How long the probes of one target are measured.
 const PROBES: Duration = Duration::from_secs(10);
+/// How long the way of a record is measured.
+const DRAIN: Duration = Duration::from_secs(5);
 /// How long one process is recorded.
 const RECORDING: Duration = Duration::from_secs(60);
 
@@ -36,7 +40,7 @@ struct Args {
     /// How long each part takes [default: 10 for probes, 60 for a recording]
     #[arg(long, value_name = "N")]
     seconds: Option<u64>,
-    /// Only the parts with this in their name: "C loop", "Python 3.11", "new stack", "recorder", "service" …
+    /// Only the parts with this in their name: "C loop", "Python 3.11", "new stack", "recorder", "service", "drain" …
     #[arg(long, value_name = "NAME")]
     only: Option<String>,
     /// Cargo says this to every bench
@@ -63,6 +67,13 @@ fn main() -> Result<()> {
             print!("{part}");
         }
         report.recordings.push(part);
+    }
+    if wanted("drain") {
+        let drain = drain::measure(or(DRAIN))?;
+        if !args.json {
+            print!("{drain}");
+        }
+        report.drain = Some(drain);
     }
     if args.json {
         println!("{}", serde_json::to_string_pretty(&report)?);
