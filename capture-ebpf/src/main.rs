@@ -20,10 +20,13 @@ mod offcpu;
 mod sample;
 mod sent;
 mod stack;
+mod tally;
 
 use aya_ebpf::EbpfContext as _;
 use aya_ebpf::bindings::pt_regs;
-use aya_ebpf::helpers::generated::{bpf_get_attach_cookie, bpf_probe_read_user, bpf_probe_read_user_str};
+use aya_ebpf::helpers::generated::{
+    bpf_get_attach_cookie, bpf_get_smp_processor_id, bpf_probe_read_user, bpf_probe_read_user_str,
+};
 use aya_ebpf::helpers::{bpf_get_current_pid_tgid, bpf_ktime_get_ns, bpf_probe_read_kernel};
 use aya_ebpf::macros::{raw_tracepoint, uprobe, uretprobe};
 use aya_ebpf::programs::{ProbeContext, RawTracePointContext, RetProbeContext};
@@ -55,6 +58,8 @@ fn entered(ctx: &ProbeContext) -> Option<u32> {
     let function = unsafe { bpf_get_attach_cookie(ctx.as_ptr()) } as u32;
     let plan = PLANS.get(function)?;
     let counters = COUNTERS.get_ptr_mut(function)?;
+    let slot = tally::slot(time_ns)?;
+    tally::seen(slot, plan.tally);
     // SAFETY: a map's value.
     count(unsafe { &raw mut (*counters).calls });
     // SAFETY: the context of a probe is its registers.
@@ -62,7 +67,9 @@ fn entered(ctx: &ProbeContext) -> Option<u32> {
     let seen = Seen::Calling(ctx.as_ptr(), regs.rsp);
     let stack = if plan.stack != 0 { stack::record(seen, target, pid_tid, counters) } else { 0 };
     let call = Call {
-        kind: plan.record,
+        kind: plan.record as u16,
+        // SAFETY: a helper without arguments.
+        cpu: unsafe { bpf_get_smp_processor_id() } as u16,
         function,
         time_ns,
         pid_tid,
@@ -83,6 +90,7 @@ fn entered(ctx: &ProbeContext) -> Option<u32> {
         _ => send_named_call(call, plan),
     };
     if !sent {
+        tally::lost(slot, plan.tally);
         // SAFETY: as above.
         count(unsafe { &raw mut (*counters).calls_lost });
     }
@@ -107,7 +115,7 @@ fn send_stack_call(call: Call, regs: &pt_regs) -> bool {
             let words = (&raw mut (*record).words).cast();
             let bytes = (STACK_WORDS * 8) as u32;
             if bpf_probe_read_user(words, bytes, (regs.rsp + 8) as *const _) != 0 {
-                (&raw mut (*record).call.kind).write(kind::CALL);
+                (&raw mut (*record).call.kind).write(kind::CALL as u16);
             }
         }
         false

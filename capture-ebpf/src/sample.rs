@@ -11,10 +11,12 @@ use aya_ebpf::helpers::generated::{bpf_get_smp_processor_id, bpf_ktime_get_ns};
 use aya_ebpf::macros::{map, perf_event};
 use aya_ebpf::maps::PerCpuArray;
 use aya_ebpf::programs::PerfEventContext;
+use ktape_ebpf::wire::tally::CPU_SAMPLE;
 use ktape_ebpf::wire::{Counters, Sample, kind};
 
 use crate::maps::{RECORDER, TARGETS, count, send, setting};
 use crate::stack::{self, Seen};
+use crate::tally;
 
 /// What was seen and what was lost of samples, as of a function's calls.
 #[map]
@@ -38,12 +40,15 @@ fn look(ctx: &PerfEventContext) -> Option<u32> {
     // SAFETY: a helper without arguments.
     let time_ns = unsafe { bpf_ktime_get_ns() };
     let counters = SAMPLES.get_ptr_mut(0)?;
+    let slot = tally::slot(time_ns)?;
+    tally::seen(slot, CPU_SAMPLE);
     // SAFETY: a map's value.
     count(unsafe { &raw mut (*counters).calls });
     let stack = stack::record(Seen::Running(ctx.as_ptr()), target, pid_tid, counters);
     // SAFETY: a helper without arguments.
     let cpu = unsafe { bpf_get_smp_processor_id() };
     if !send(&Sample { kind: kind::SAMPLE, cpu, time_ns, pid_tid, stack }) {
+        tally::lost(slot, CPU_SAMPLE);
         // SAFETY: as above.
         count(unsafe { &raw mut (*counters).calls_lost });
     }

@@ -29,7 +29,7 @@ pub const NAME_BYTES: usize = 4096;
 /// Native frames of a stack that are kept, at most: the innermost. `kernel.perf_event_max_stack` is 127 where nobody changed it.
 pub const MAX_NATIVE_FRAMES: usize = 128;
 
-/// What a record is: its first word.
+/// What a record is: its first two bytes. The two behind them are zero, or of a call the processor.
 pub mod kind {
     /// [`super::Call`]
     pub const CALL: u32 = 1;
@@ -80,6 +80,8 @@ pub struct Plan {
     pub count: u32,
     /// One more than the arguments that point to what the call hands out, read when it returns; 0 for none.
     pub outs: [u32; 2],
+    /// The kind that a call counts as: the tape's table that its row goes into, 0 for one that is no event. See [`tally`].
+    pub tally: u32,
 }
 
 /// A call was entered.
@@ -87,7 +89,9 @@ pub struct Plan {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Call {
     /// See [`kind`].
-    pub kind: u32,
+    pub kind: u16,
+    /// The processor.
+    pub cpu: u16,
     /// Index of the function's plan.
     pub function: u32,
     /// When, on `CLOCK_MONOTONIC`.
@@ -496,6 +500,36 @@ pub struct Fidelity {
 
 /// The hash of a stack that was left out: see [`Fidelity`]. No stack's own, as those have the second bit set.
 pub const STACK_LEFT_OUT: u64 = 4;
+
+/// What was seen and lost by processor, kind and interval.
+pub mod tally {
+    /// How long an interval is: 2 to the power of this, in nanoseconds, so 8.6 s. Intervals are counted from time 0.
+    pub const INTERVAL_SHIFT: u32 = 33;
+    /// How many intervals have counters at a time: nine minutes. A power of two.
+    pub const SLOTS: u32 = 64;
+    /// Kinds are less than this. A power of two.
+    pub const KINDS: usize = 32;
+
+    /// The tape's table of CPU samples.
+    pub const CPU_SAMPLE: u32 = 15;
+
+    /// What one processor counted in one interval, and in those so many [`SLOTS`] before, by kind. Who copies it from the
+    /// beginning to the end finds no more lost than seen, whatever is counted meanwhile.
+    #[repr(C)]
+    #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+    pub struct Slot {
+        /// Of those seen, how many found the ring buffer full.
+        pub lost: [u64; KINDS],
+        /// How many were seen.
+        pub seen: [u64; KINDS],
+    }
+
+    /// The interval of a time.
+    #[inline(always)]
+    pub const fn interval(time_ns: u64) -> u64 {
+        time_ns >> INTERVAL_SHIFT
+    }
+}
 
 /// How many processes can be recorded at a time.
 pub const MOST_TARGETS: u32 = 4096;

@@ -52,6 +52,8 @@ pub mod property {
     pub const WARP_SIZE: &str = "warp_size";
     /// Which build of a file a path (a string) means: the build id of the file as lower-case hexadecimal.
     pub const BUILD_ID: &str = "build_id";
+    /// What a recorder cannot have seen: a JSON array of `kind`, `count` and `what`.
+    pub const BLIND_SPOTS: &str = "blind_spots";
     /// What an importer saw and did not keep: a JSON object of description to count.
     pub const NOT_KEPT: &str = "not_kept";
 }

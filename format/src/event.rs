@@ -477,8 +477,9 @@ tables! {
         bytes: u64 => P::Least, R::Nothing;
     }
 
-    /// What became of the calls that one processor saw in one interval: the proof that nothing is missing. Several rows may
-    /// speak of the same processor, kind and interval; their sums count.
+    /// What became of the calls (or samples) that one processor saw in one interval: the proof that nothing is missing. Several
+    /// rows may speak of the same processor, kind and interval; their sums count. A row stands behind all that it counts. One
+    /// of kind 0 counts nothing: it says that the account of its interval is closed, with all that was seen in it told.
     Tally / TallyTable, "tally" = 22; {
         /// When the interval began. Calls belong to the one that they were entered in.
         start_ns: i64 => P::Previous, R::Nothing;
@@ -490,10 +491,13 @@ tables! {
         kind: u16 => P::Least, R::Nothing;
         /// Calls that the probes saw, counted before anything else was done with them.
         seen: u64 => P::Least, R::Nothing;
-        /// Calls that were given to the tape.
+        /// Calls that are on the tape. One with several rows (a copy has its call's and its own) counts once, in the table of
+        /// the row that names its function.
         written: u64 => P::Least, R::Nothing;
-        /// Calls that are in loss rows.
+        /// Calls that are not on the tape, but in its loss rows.
         lost: u64 => P::Least, R::Nothing;
+        /// Calls that were not to be recorded: outside of what was asked for.
+        left_out: u64 => P::Least, R::Nothing;
     }
 }
 

@@ -62,6 +62,11 @@ pub trait Sink {
     /// Records an event.
     fn event<E: Event>(&mut self, row: E) -> Result<(), Self::Error>;
 
+    /// How many events this sink has lost so far: taken and counted, but not kept. A sink that makes its caller wait loses none.
+    fn lost_events(&self) -> u64 {
+        0
+    }
+
     /// Says something of a definition or of the tape ([`definition::subject`]). Of several values the last counts;
     /// saying the last once more adds nothing.
     fn property(&mut self, subject_kind: u16, subject: u32, key: &str, value: &str) -> Result<(), Self::Error> {

@@ -520,6 +520,12 @@ impl Sink for TapeWriter {
         }
         self.event_without_room(row)
     }
+
+    /// As the tape could not be written fast enough or not at all.
+    #[inline]
+    fn lost_events(&self) -> u64 {
+        self.told + self.telling + self.lost.events
+    }
 }
 
 impl TapeWriter {
@@ -530,11 +536,6 @@ impl TapeWriter {
         }
         self.make_room(record_bytes(E::STAGED_BYTES))?;
         Ok(self.open.as_mut().is_some_and(|open| open.row(&row)))
-    }
-
-    /// How many events have been lost, as the tape could not be written fast enough or not at all.
-    pub fn lost_events(&self) -> u64 {
-        self.told + self.telling + self.lost.events
     }
 
     /// An event for which another half must be opened first, or that is lost.

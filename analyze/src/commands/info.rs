@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use anyhow::Result;
 use serde::Serialize;
 
+use super::blind_spots::{self, BlindSpot};
 use super::counts::write_not_kept;
 use super::load::{Loaded, Losses, load, open_tape};
 use super::{Outcome, audit, cpu_side, host_side, layout, note_host_only, note_losses, off_cpu, write_json};
@@ -19,6 +20,7 @@ use crate::timeline::host_side::HostSide;
 use crate::timeline::names::printable;
 use crate::timeline::off_cpu::OffCpuSide;
 use crate::timeline::summary::{KernelSummary, Summary};
+use crate::verify::completeness::Completeness;
 
 /// The options of `analyze info`.
 #[derive(clap::Args, Debug)]
@@ -62,6 +64,11 @@ struct Info<'a> {
     staged_rows: u64,
     tail_in_memory: bool,
     device_times: bool,
+    /// Whether all that its recorder saw is there; not told of a part of a tape.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    completeness: Option<&'a Completeness>,
+    /// What its recorder cannot have seen.
+    blind_spots: &'a [BlindSpot],
     audit: &'a Audit,
     #[serde(flatten)]
     summary: &'a Summary,
@@ -85,6 +92,8 @@ pub fn run(args: &Args) -> Result<Outcome> {
     let audit = loaded.timeline.audit(loaded.first_ns, args.selection.is_everything());
     let host_only = loaded.timeline.host_only;
     let events: usize = summary.events.values().sum();
+    let completeness = args.selection.is_everything().then(|| loaded.completeness()).flatten();
+    let blind_spots = blind_spots::of(&loaded.timeline.definitions);
     let info = Info {
         path: loaded.path.display().to_string(),
         file_bytes: loaded.file_bytes,
@@ -94,6 +103,8 @@ pub fn run(args: &Args) -> Result<Outcome> {
         staged_rows: loaded.staged_rows,
         tail_in_memory: loaded.tail_in_memory,
         device_times: !host_only,
+        completeness: completeness.as_ref(),
+        blind_spots: &blind_spots,
         audit: &audit,
         summary: &summary,
         host: host_only.then(|| loaded.timeline.host_side()),
@@ -113,6 +124,14 @@ pub fn run(args: &Args) -> Result<Outcome> {
 
 fn print(out: &mut impl Write, loaded: &Loaded, info: &Info<'_>, args: &Args) -> Result<()> {
     let summary = info.summary;
+    if let Some(completeness) = info.completeness.filter(|completeness| !completeness.holds) {
+        let (missing, surplus) = (HumanCount(completeness.missing), HumanCount(completeness.surplus));
+        writeln!(
+            out,
+            "{}: not complete: {missing} calls are missing, {surplus} were not counted: `analyze verify` says when and which",
+            info.path
+        )?;
+    }
     note_losses(out, loaded)?;
     note_host_only(out, loaded)?;
     audit::print(out, info.audit, loaded.timeline.host_only)?;
@@ -158,6 +177,7 @@ fn print(out: &mut impl Write, loaded: &Loaded, info: &Info<'_>, args: &Args) ->
     if let Some(layout) = &info.layout {
         layout::print(out, layout, info.file_bytes)?;
     }
+    blind_spots::print(out, info.blind_spots)?;
     Ok(write_not_kept(out, "", &summary.not_kept)?)
 }
 

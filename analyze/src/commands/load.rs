@@ -5,7 +5,7 @@ use std::io::Read as _;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, Result, bail};
-use ktape_format::event::{Api, GraphLaunch, Kernel, Launch, Memcpy, Memset, Sync};
+use ktape_format::event::{Api, GraphLaunch, Kernel, Launch, Memcpy, Memset, Sync, Tally};
 use ktape_format::{Damage, Events, Memory, Owners, Row as _, Table as _, Tape, Wanted, header};
 use serde::Serialize;
 
@@ -13,6 +13,8 @@ use super::Outcome;
 use crate::import;
 use crate::symbols::{self, Symbols, Unnamed};
 use crate::timeline::{Selection, Timeline, is_host_only, span_ns};
+use crate::verify::LEFT_OUT;
+use crate::verify::completeness::{Completeness, Counting};
 
 /// An opened trace.
 #[derive(Debug)]
@@ -45,6 +47,20 @@ impl Loaded {
         // A loss whose number is not known counts as 0.
         let losses = self.lost > 0 || !self.timeline.events.loss.is_empty() || !self.damage.is_empty();
         if losses { Outcome::Losses } else { Outcome::Done }
+    }
+
+    /// Whether all that was recorded is there; `None` where no recorder says what it saw. Only of a whole trace.
+    pub fn completeness(&self) -> Option<Completeness> {
+        let events = &self.timeline.events;
+        let told: Vec<Tally> = events.tally.rows().collect();
+        let mut counting = Counting::new(&told);
+        counting.count(events);
+        for row in events.loss.rows() {
+            if self.timeline.definitions.string(row.cause).starts_with(LEFT_OUT) {
+                counting.left_out_by_repair(row.kind, row.count);
+            }
+        }
+        counting.finish(!self.closed)
     }
 
     /// What answers in JSON say of losses.

@@ -1,6 +1,7 @@
 //! One subcommand, one file. This one holds what they share: the list, how losses and JSON are written, the exit code.
 
 mod audit;
+mod blind_spots;
 pub mod compare;
 pub mod counts;
 mod cpu_side;
@@ -12,7 +13,7 @@ pub mod info;
 mod layout;
 pub mod load;
 pub mod off_cpu;
-mod open;
+pub mod open;
 pub mod output;
 pub mod perfetto;
 pub mod progress;

@@ -11,9 +11,10 @@ use super::counts::write_counts;
 use super::load::open_tape;
 use super::output::{self, Output};
 use super::{Outcome, progress, write_json};
-use crate::human::{HumanBytes, HumanCount, counted};
+use crate::human::{HumanBytes, HumanCount, counted, text_table};
 use crate::tables::KnownTables;
 use crate::timeline::names::printable;
+use crate::verify::completeness::{Account, Completeness};
 use crate::verify::{self, Error, LeftOut, Repaired, Report, Verdict};
 
 /// The options of `analyze verify`.
@@ -32,19 +33,32 @@ pub struct Args {
     /// Overwrite the output if it exists
     #[arg(long, requires = "output")]
     force: bool,
+    /// Show what became of calls by processor, or by interval, too
+    #[arg(long, value_name = "WHAT", conflicts_with = "json")]
+    by: Option<By>,
     /// Print all findings as JSON
     #[arg(long)]
     json: bool,
+}
+
+/// What the calls of a kind are parted by.
+#[derive(Clone, Copy, Debug, clap::ValueEnum)]
+enum By {
+    /// Where they ran.
+    Cpu,
+    /// When they began.
+    Interval,
 }
 
 const EXAMPLES: &str = "\
 Examples:
   analyze verify run.ktape                                is every byte as it was written?
   analyze verify run.ktape --json | jq '.findings[].what'
+  analyze verify run.ktape --by interval                  seen, written and lost, every 8.6 s
   analyze verify run.ktape --repair -o whole.ktape        keep all that is sound
   analyze verify run.ktape && rm trace.json.gz            in a script
 
-Exit codes: 0 sound, 1 damaged, 2 the command line is wrong, 3 sound, but events were lost before they reached the tape.
+Exit codes: 0 sound, 1 damaged, or not all that was seen is there or told as lost, 2 the command line is wrong, 3 sound, but events were lost before they reached the tape.
 With --repair they speak of the new tape: 0 or 3. A tape without an end mark (its writer was killed, or is at work) is
 sound if all that was written is there.";
 
@@ -101,7 +115,7 @@ pub fn run(args: &Args) -> Result<Outcome> {
         });
         write_json(&mut out, &Answer { path: name(), report: &report, repaired })?;
     } else {
-        print(&mut out, &name(), &report)?;
+        print(&mut out, &name(), &report, args.by)?;
         if let Some((repaired, output)) = made {
             print_repaired(&mut out, repaired, output)?;
         }
@@ -135,7 +149,7 @@ fn repair(tape: &Tape, args: &Args, output: &Path, progress: impl FnMut(u64)) ->
     Ok(done)
 }
 
-fn print(out: &mut impl Write, name: &str, report: &Report) -> io::Result<()> {
+fn print(out: &mut impl Write, name: &str, report: &Report, by: Option<By>) -> io::Result<()> {
     let verdict = match report.verdict {
         Verdict::Sound => "sound",
         Verdict::Losses => "sound, but events were lost before they reached it",
@@ -155,6 +169,9 @@ fn print(out: &mut impl Write, name: &str, report: &Report) -> io::Result<()> {
     }
     let losses = report.losses.iter().map(|(cause, count)| (cause.as_str(), *count));
     write_counts(out, "", "lost before", losses)?;
+    if let Some(completeness) = &report.completeness {
+        print_completeness(out, completeness, by)?;
+    }
     for same in report.findings.chunk_by(|a, b| a.kind == b.kind) {
         writeln!(out, "{} ({}):", same[0].kind.heading(), HumanCount(same.len() as u64))?;
         for finding in same.iter().take(MOST_LINES) {
@@ -165,6 +182,52 @@ fn print(out: &mut impl Write, name: &str, report: &Report) -> io::Result<()> {
         }
     }
     Ok(())
+}
+
+/// What became of all that the recorder saw.
+fn print_completeness(out: &mut impl Write, completeness: &Completeness, by: Option<By>) -> io::Result<()> {
+    let (part, accounts) = match by {
+        None => (None, &completeness.by_kind),
+        Some(By::Cpu) => (Some("processor"), &completeness.by_cpu),
+        Some(By::Interval) => (Some("from, to"), &completeness.by_interval),
+    };
+    let has_left_out = completeness.by_kind.iter().any(|account| account.sums.left_out > 0);
+    let columns = part.into_iter().chain(["", "seen", "written", "lost"]);
+    let columns = columns
+        .chain(has_left_out.then_some("left out"))
+        .chain(part.is_none_or(|part| part != "processor").then_some("on the tape"));
+    let mut table = text_table(columns, if part.is_some() { &[0, 1] } else { &[0] });
+    // People count from the first interval on.
+    let first_ns =
+        completeness.by_interval.iter().filter_map(|account| Some(account.interval_ns?.0)).min().unwrap_or(0);
+    for Account { kind, cpu, interval_ns, sums, on_tape } in accounts {
+        let cpu = cpu.map(|cpu| cpu.to_string());
+        let interval = interval_ns.map(|(start_ns, duration_ns)| {
+            let from_ns = start_ns.saturating_sub(first_ns) as f64;
+            format!("{:.1} s, {:.1} s", from_ns / 1e9, (from_ns + duration_ns as f64) / 1e9)
+        });
+        let left_out = has_left_out.then_some(sums.left_out);
+        let counts = [sums.seen, sums.written, sums.lost].into_iter().chain(left_out).chain(*on_tape);
+        let counts = counts.map(|count| HumanCount(count).to_string());
+        table.add_row(cpu.into_iter().chain(interval).chain([kind.clone()]).chain(counts));
+    }
+    writeln!(out, "{}", table.trim_fmt())?;
+    let Completeness { holds, missing, surplus, closed, unproven, .. } = completeness;
+    match (holds, completeness.proven_until_ns) {
+        (false, _) => {
+            let (missing, surplus) = (HumanCount(*missing), HumanCount(*surplus));
+            writeln!(out, "not complete: {missing} are missing, {surplus} were not counted")
+        }
+        (true, _) if *closed => writeln!(out, "complete: all that was seen is on the tape or told as lost"),
+        (true, proven_ns) => {
+            let proven_s = proven_ns.map_or(0.0, |proven_ns| proven_ns.saturating_sub(first_ns) as f64 / 1e9);
+            writeln!(
+                out,
+                "complete up to {proven_s:.1} s after the first interval began; {} are behind that, where the account is open",
+                HumanCount(*unproven)
+            )
+        }
+    }
 }
 
 fn print_repaired(out: &mut impl Write, repaired: &Repaired, output: &Path) -> io::Result<()> {

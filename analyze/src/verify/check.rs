@@ -13,10 +13,11 @@ use ktape_format::event::{Event, KindVisitor, visit_kinds};
 use ktape_format::table::{DefinitionKind, Refers};
 use ktape_format::{Damage, Definitions, Events, Owners, Part, Row, Table, Tape};
 
+use super::completeness::{Completeness, Counting};
 use super::finding::{Finding, Kind, Place, Tally};
 use super::ids::{AllIds, Found, NewIds};
 use super::is_newer;
-use super::losses::{LeftOut, Lost, PartSpan, When, left_out};
+use super::losses::{LEFT_OUT, LeftOut, Lost, PartSpan, When, left_out};
 use crate::tables::KnownTables;
 
 const STRING: u16 = DefinitionKind::String as u16;
@@ -30,6 +31,7 @@ pub(super) struct Check<'a> {
     pub(super) ids: AllIds,
     pub(super) findings: Vec<Finding>,
     lost: Vec<Lost>,
+    counting: Counting,
     spans: Vec<PartSpan>,
     /// Where the last part ended.
     end: u64,
@@ -51,6 +53,7 @@ impl<'a> Check<'a> {
             ids: AllIds::default(),
             findings: Vec::new(),
             lost: Vec::new(),
+            counting: Counting::of_tape(tape),
             spans: Vec::new(),
             end: tape.header().blocks_offset(),
             place: Place::default(),
@@ -100,7 +103,11 @@ impl<'a> Check<'a> {
             let offset = part.block.map_or(STAGED, |block| block.offset);
             self.spans.push(PartSpan { offset, first_ns, last_ns });
         }
+        self.counting.count(&part.events);
         for row in part.events.loss.rows() {
+            if all.string(row.cause).starts_with(LEFT_OUT) {
+                self.counting.left_out_by_repair(row.kind, row.count);
+            }
             let cause = || (all.string(row.cause).to_owned(), 0);
             let (_, lost) = self.losses.entry(row.cause).or_insert_with(cause);
             *lost = lost.saturating_add(row.count);
@@ -129,6 +136,18 @@ impl<'a> Check<'a> {
         self.findings.sort_by(|a, b| {
             (a.kind, a.place.offset.unwrap_or(STAGED)).cmp(&(b.kind, b.place.offset.unwrap_or(STAGED)))
         });
+    }
+
+    /// Whether what is sound is all that was recorded, which is a finding where it is not.
+    pub(super) fn completeness(&mut self) -> Option<Completeness> {
+        let completeness = std::mem::take(&mut self.counting).finish(!self.tape.is_closed())?;
+        self.place = Place::default();
+        for fault in &completeness.faults {
+            let place = Place { table: Some(self.known.name(fault.kind)), ..Place::default() };
+            self.findings.push(Finding { kind: Kind::Missing, place, what: fault.what.clone() });
+        }
+        self.findings.sort_by_key(|finding| finding.kind);
+        Some(completeness)
     }
 
     /// What a repair leaves out.

@@ -23,6 +23,8 @@ pub enum Kind {
     Order,
     /// An event that ends after the last time that can be written.
     Time,
+    /// Rows that the recorder's account of them has, or has not, and the tape has not, or has.
+    Missing,
     /// An id whose definition was lost in a damaged part.
     LostDefinition,
     /// A code that this version has no name for.
@@ -49,6 +51,7 @@ impl Kind {
             Kind::UndefinedId => "ids that nothing defines",
             Kind::Order => "definitions that come before what they are made of",
             Kind::Time => "events without an end",
+            Kind::Missing => "does not add up: seen, written and lost",
             Kind::LostDefinition => "remark: what these refer to was lost",
             Kind::UnknownCode => "remark: codes without a name",
             Kind::ReplacedText => "remark: text that is not as it was",
@@ -92,6 +95,8 @@ impl fmt::Display for Finding {
         match (offset, block) {
             (Some(offset), Some(block)) => write!(f, "byte {offset}, block {block}")?,
             (Some(offset), None) => write!(f, "byte {offset}")?,
+            // Of the tape as a whole.
+            (None, _) if self.kind == Kind::Missing => return write!(f, "{}", self.what),
             (None, _) => write!(f, "staged")?,
         }
         if let Some(table) = table {

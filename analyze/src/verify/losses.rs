@@ -9,6 +9,9 @@ use serde::Serialize;
 
 use super::ids::AllIds;
 
+/// How the cause of such a row begins.
+pub const LEFT_OUT: &str = "damaged on the tape: ";
+
 /// Rows that cannot be kept.
 #[derive(Clone, Debug)]
 pub(super) struct Lost {
@@ -60,7 +63,7 @@ pub(super) fn left_out(lost: Vec<Lost>, spans: &[PartSpan]) -> Vec<LeftOut> {
                 When::Span(first_ns, last_ns) => (first_ns, last_ns),
                 When::At(offset) => between(spans, offset),
             };
-            let cause = format!("damaged on the tape: {why}");
+            let cause = format!("{LEFT_OUT}{why}");
             LeftOut { table, count, start_ns: first_ns, duration_ns: last_ns.abs_diff(first_ns), cause }
         })
         .collect()

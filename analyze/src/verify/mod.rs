@@ -5,6 +5,7 @@
 //! the end loss rows for all that was left out.
 
 mod check;
+pub mod completeness;
 mod finding;
 mod ids;
 mod losses;
@@ -16,9 +17,10 @@ use ktape_format::{Options, Part, Tape, TapeError, TapeWriter, Wanted, Written};
 use serde::Serialize;
 
 pub use finding::{Finding, Kind, Place};
-pub use losses::LeftOut;
+pub use losses::{LEFT_OUT, LeftOut};
 
 use check::Check;
+use completeness::Completeness;
 use losses::loss_rows;
 
 /// What is to be said of a tape.
@@ -54,6 +56,8 @@ pub struct Report {
     pub lost: u64,
     /// The same by cause.
     pub losses: BTreeMap<String, u64>,
+    /// Whether all that its recorder saw is on it; none for a tape without a recorder's account.
+    pub completeness: Option<Completeness>,
     /// What was found, the worst first.
     pub findings: Vec<Finding>,
 }
@@ -136,7 +140,8 @@ fn end(tape: &Tape, part: &Part<'_>) -> u64 {
     part.block.map_or(tape.file_bytes(), |block| block.offset + block.bytes)
 }
 
-fn report(tape: &Tape, check: Check<'_>) -> Report {
+fn report(tape: &Tape, mut check: Check<'_>) -> Report {
+    let completeness = check.completeness();
     let mut losses = BTreeMap::<String, u64>::new();
     for (cause, count) in check.losses.into_values() {
         let lost = losses.entry(cause).or_default();
@@ -159,6 +164,7 @@ fn report(tape: &Tape, check: Check<'_>) -> Report {
         staged_rows: check.staged_rows,
         lost: losses.values().fold(0, |sum, count| sum.saturating_add(*count)),
         losses,
+        completeness,
         findings: check.findings,
     }
 }

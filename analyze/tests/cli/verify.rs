@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use ktape_fixtures::decode_loop::{DecodeLoop, decode_loop};
 use ktape_format::definition::{Frame, KernelName, Shape, Stack};
-use ktape_format::event::{Kernel, Launch, Loss, Mark};
+use ktape_format::event::{Kernel, Launch, Loss, Mark, Sync, Tally};
 use ktape_format::header::ClockKind;
 use ktape_format::{Contents, Options, Row, Sink, Table, Tape, TapeWriter, Wanted};
 use serde_json::Value;
@@ -459,4 +459,116 @@ fn what_is_no_tape_is_refused_in_one_line() {
     {
         assert_eq!(analyze(wrong).status.code(), Some(2), "{wrong:?}");
     }
+}
+
+/// The intervals of a recorder's account.
+const INTERVAL_NS: u64 = 1 << 33;
+
+/// A recorder's tape of three intervals, each with four launches and a wait on two processors, and two launches that were lost;
+/// without the row of a launch in interval `without`. Each interval is a block.
+fn recorded(writer: &mut TapeWriter, without: Option<u64>) {
+    let cause = writer.string("the ring buffer was full").unwrap();
+    for interval in 0..3 {
+        let begin_ns = ((10 + interval) * INTERVAL_NS) as i64;
+        for row in 0..4 {
+            if without != Some(interval) || row != 2 {
+                let correlation = 1 + 4 * interval + row;
+                writer.event(Launch { start_ns: begin_ns + row as i64, correlation, ..Launch::default() }).unwrap();
+            }
+        }
+        writer.event(Sync { start_ns: begin_ns + 9, duration_ns: INTERVAL_NS, ..Sync::default() }).unwrap();
+        let loss = Loss { start_ns: begin_ns, count: 2, kind: Launch::KIND, cause, ..Loss::default() };
+        writer.event(loss).unwrap();
+        for (cpu, kind, seen, written, lost) in
+            [(0, Launch::KIND, 5, 3, 2), (1, Launch::KIND, 1, 1, 0), (1, Sync::KIND, 1, 1, 0), (0, 0, 0, 0, 0)]
+        {
+            let duration_ns = INTERVAL_NS;
+            let row = Tally { start_ns: begin_ns, duration_ns, cpu, kind, seen, written, lost, left_out: 0 };
+            writer.event(row).unwrap();
+        }
+        writer.seal().unwrap();
+    }
+}
+
+fn recording(path: &Path, without: Option<u64>) {
+    let mut writer = TapeWriter::create(path, &Options::batch("test")).unwrap();
+    recorded(&mut writer, without);
+    writer.finish().unwrap();
+}
+
+#[test]
+fn a_recording_shows_what_became_of_all_that_was_seen() {
+    let folder = Folder::new();
+    let path = folder.path("run.ktape");
+    recording(&path, None);
+    let (report, code) = verify(&path);
+    let complete = &report["completeness"];
+    assert_eq!((code, &report["verdict"]), (Some(3), &"losses".into()), "{report}");
+    assert_eq!(
+        (&complete["holds"], &complete["closed"], &complete["missing"]),
+        (&true.into(), &true.into(), &0.into())
+    );
+    let launches = &complete["by_kind"][0];
+    let counts = ["seen", "written", "lost", "on_tape"].map(|key| launches[key].as_u64().unwrap());
+    assert_eq!((&launches["kind"], counts), (&"launch".into(), [18, 12, 6, 12]));
+    assert_eq!(complete["by_cpu"].as_array().unwrap().len(), 3);
+    assert_eq!(complete["by_interval"].as_array().unwrap().len(), 6);
+    let name = path.to_str().unwrap();
+    let said = text(&["verify", name]);
+    assert!(said.contains("complete: all that was seen is on the tape or told as lost"), "{said}");
+    assert_eq!(said.lines().filter(|line| line.contains("launch ")).count(), 1, "{said}");
+    assert_eq!(text(&["verify", name, "--by", "interval"]).lines().filter(|line| line.contains("launch ")).count(), 3);
+    assert_eq!(text(&["verify", name, "--by", "cpu"]).lines().filter(|line| line.contains("launch ")).count(), 2);
+    assert!(!text(&["info", name]).contains("not complete"));
+}
+
+#[test]
+fn a_row_that_is_missing_from_a_recording_is_noticed() {
+    let folder = Folder::new();
+    let path = folder.path("forged.ktape");
+    recording(&path, Some(1));
+    let (report, code) = verify(&path);
+    assert_eq!((code, &report["verdict"], kinds(&report)), (Some(1), &"damaged".into(), vec!["missing"]), "{report}");
+    assert_eq!(report["completeness"]["missing"], 1);
+    let what = report["findings"][0]["what"].as_str().unwrap();
+    assert!(what.contains(&format!("from {} ns on", 11 * INTERVAL_NS)), "{what}");
+    let name = path.to_str().unwrap();
+    assert!(text(&["verify", name]).contains("not complete: 1 are missing"));
+    let said = text(&["info", name]);
+    assert!(said.lines().next().unwrap().contains("not complete: 1 calls are missing"), "{said}");
+}
+
+#[test]
+fn a_recording_that_was_cut_off_is_proven_up_to_where_its_account_goes() {
+    let folder = Folder::new();
+    let path = folder.path("killed.ktape");
+    let mut writer = TapeWriter::create(&path, &Options::live("test", ClockKind::Monotonic, "")).unwrap();
+    recorded(&mut writer, None);
+    // The next interval, of which the recorder did not come to tell.
+    let start_ns = (13 * INTERVAL_NS) as i64;
+    writer.event(Launch { start_ns, ..Launch::default() }).unwrap();
+    drop(writer);
+    let (report, code) = verify(&path);
+    let complete = &report["completeness"];
+    assert_eq!((code, &report["closed"], &complete["holds"]), (Some(3), &false.into(), &true.into()), "{report}");
+    assert_eq!((&complete["proven_until_ns"], &complete["unproven"]), (&start_ns.into(), &1.into()));
+}
+
+#[test]
+fn what_a_repair_leaves_out_of_a_recording_is_not_missing_twice() {
+    let folder = Folder::new();
+    let path = folder.path("run.ktape");
+    recording(&path, None);
+    let tape = Tape::from_bytes(fs::read(&path).unwrap()).unwrap();
+    let launches =
+        tape.blocks()[1].sections.iter().find(|section| section.table == Launch::KIND).unwrap().range.clone();
+    let mut bytes = fs::read(&path).unwrap();
+    bytes[launches.start as usize + 30] ^= 1;
+    let damaged = folder.file("damaged.ktape", &bytes);
+    let (report, code) = verify(&damaged);
+    assert_eq!((code, &report["completeness"]["missing"]), (Some(1), &4.into()), "{report}");
+    let whole = folder.path("whole.ktape");
+    assert_eq!(repair(&damaged, &whole).1, Some(3));
+    let (report, code) = verify(&whole);
+    assert_eq!((code, &report["completeness"]["holds"]), (Some(3), &true.into()), "{report}");
 }

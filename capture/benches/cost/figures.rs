@@ -4,12 +4,15 @@ use std::fmt;
 
 use serde::Serialize;
 
+use crate::drain::Drain;
+
 /// Everything.
 #[derive(Default, Serialize)]
 pub(crate) struct Report {
     pub(crate) probes: Vec<Probes>,
     pub(crate) recordings: Vec<Recording>,
     pub(crate) throughputs: Vec<Throughput>,
+    pub(crate) drain: Option<Drain>,
 }
 
 /// The middle of some measurements, and the quarters below and above which the others lie.

@@ -33,12 +33,12 @@ pub(crate) struct Part {
 
 /// All of them.
 pub(crate) fn parts() -> Vec<Part> {
-    let c_loop = |name: &str, rate: Option<u64>, most_cores| Part {
+    let c_loop = |name: &str, threads: u64, rate: Option<u64>, most_cores| Part {
         name: format!("recorder: {name}"),
         unit: "launches a second",
         command: Box::new(move |seconds| {
             let mut command = target::launches()?;
-            command.args(["-s", &seconds.to_string()]);
+            command.args(["-s", &seconds.to_string(), "-t", &threads.to_string()]);
             rate.map(|rate| command.args(["-r", &rate.to_string()]));
             Ok(command)
         }),
@@ -46,8 +46,11 @@ pub(crate) fn parts() -> Vec<Part> {
         most_cores,
     };
     let mut parts = vec![
-        c_loop("C loop at full speed", None, None),
-        c_loop("C loop at 200,000 launches a second", Some(200_000), Some(0.3)),
+        c_loop("C loop at full speed", 1, None, None),
+        c_loop("C loop at full speed, four threads", 4, None, None),
+        c_loop("C loop at 200,000 launches a second", 1, Some(200_000), Some(0.3)),
+        // Each thread at its share.
+        c_loop("C loop at 500,000 launches a second, two threads", 2, Some(250_000), None),
     ];
     for (version, program) in target::pythons() {
         parts.push(Part {

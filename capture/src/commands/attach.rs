@@ -25,7 +25,8 @@ Examples:
   capture attach --pid 4711 --pid 4712 -o a.ktape
 
 The processes are not stopped and not changed; when the recording ends they go on.
-Exit codes: 0 done, 1 something failed, 2 the command line is wrong, 3 done, but calls were lost.";
+Exit codes: 0 done, 1 something failed, 2 the command line is wrong, 3 done, but calls were lost,
+4 nothing was seen, although a process had the driver mapped and ran.";
 
 pub(super) fn run(args: &Args) -> Result<Outcome> {
     let name = Process::of(args.pids[0])?.name;

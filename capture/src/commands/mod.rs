@@ -40,6 +40,8 @@ pub enum Outcome {
     Done,
     /// Done, but events were lost; the report says how many.
     Losses,
+    /// Nothing was seen, although a process kept the driver busy.
+    Blind,
     /// The recorded command failed with this code.
     Command(u8),
     /// It is known now that it cannot be done, which was the question.
@@ -52,6 +54,7 @@ pub fn main() -> ExitCode {
     match run(Cli::parse().command) {
         Ok(Outcome::Done) => ExitCode::SUCCESS,
         Ok(Outcome::Losses) => ExitCode::from(3),
+        Ok(Outcome::Blind) => ExitCode::from(4),
         Ok(Outcome::Command(code)) => ExitCode::from(code),
         Ok(Outcome::Unable) => ExitCode::FAILURE,
         Err(error) => {

@@ -11,6 +11,7 @@ use signal_hook::consts::{SIGINT, SIGTERM};
 
 use super::Outcome;
 use crate::kernel::sampler::MOST_HZ;
+use crate::record::blind_spots::Kind;
 use crate::record::cost::Spending;
 use crate::record::session::Progress;
 use crate::record::summary::Summary;
@@ -39,8 +40,8 @@ pub(super) struct Recording {
     #[arg(long)]
     pub(super) native: bool,
     /// How much may wait between the probes and the recorder, in MiB: a power of two. It has to last while the recorder is
-    /// kept from running; 16 are half a second at 200,000 calls a second
-    #[arg(long, value_name = "MIB", default_value_t = 16, value_parser = buffer)]
+    /// kept from running; 32 are half a second at 500,000 launches a second
+    #[arg(long, value_name = "MIB", default_value_t = 32, value_parser = buffer)]
     pub(super) buffer: u32,
     /// Keep less of each event where the probes take more of a thread's time than this: leave out native frames, cut stacks to 32
     /// and then 8 frames, keep the stack of one call in 4, 16, 64, leave out durations of launches. No event is left out; each
@@ -123,6 +124,7 @@ pub(super) fn show_progress(quiet: bool) -> impl FnMut(Progress) {
 pub(super) fn outcome(summary: &Summary) -> Result<Outcome> {
     match &summary.failure {
         Some(failure) => Err(anyhow::anyhow!("{failure}")),
+        None if summary.is_blind() => Ok(Outcome::Blind),
         None if summary.is_complete() => Ok(Outcome::Done),
         None => Ok(Outcome::Losses),
     }
@@ -143,7 +145,7 @@ pub(super) fn report(summary: &Summary, recording: &Recording) -> Result<()> {
     if io::stderr().is_terminal() {
         write!(out, "\r\x1b[K")?;
     }
-    let Summary { seen, written, lost, without_stack, gaps, .. } = summary;
+    let Summary { seen, written, lost, gaps, .. } = summary;
     writeln!(
         out,
         "{}: {} bytes, {:.1} s, {} processes, {} probes in {} libraries",
@@ -201,21 +203,12 @@ pub(super) fn report(summary: &Summary, recording: &Recording) -> Result<()> {
         )?;
     }
     for (count, what) in [
-        (*without_stack, "calls whose Python stack could not be read"),
-        (gaps.unknown_stacks, "calls whose Python stack did not come through"),
         (gaps.stacks_left_out, "calls whose stack was left out to keep the cost down"),
-        (gaps.before_interpreter, "calls before the process's interpreter was found: without a stack"),
         (gaps.incomplete_stacks, "stacks that are not whole: too deep, or with a frame that could not be read"),
         (gaps.unknown_frames, "frames without a name"),
         (summary.tape_lost_events, "rows that the tape could not be written fast enough for"),
-        (summary.returns_lost, "returns that the ring buffer had no room for"),
         (gaps.calls_without_return, "calls that were not seen to return"),
         (gaps.returns_without_call, "returns of calls that were not seen"),
-        (gaps.unreadable_arguments, "calls with arguments that could not be read"),
-        (
-            gaps.launches_of_older_graphs,
-            "launches of graphs that were made before the recording: of which kernels is not known",
-        ),
         (gaps.launches_of_partly_known_graphs, "launches of graphs of which not all kernels are known"),
         (
             gaps.unknown_graph_changes,
@@ -229,6 +222,17 @@ pub(super) fn report(summary: &Summary, recording: &Recording) -> Result<()> {
     }
     if summary.libraries.is_empty() {
         writeln!(out, "  no library of CUDA was mapped: there were no calls to record")?;
+    }
+    // What got no probe is among the troubles, too.
+    let is_trouble = |kind| matches!(kind, Kind::UnprobedLibrary | Kind::RefusedProbe);
+    for spot in summary.blind_spots.iter().filter(|spot| !is_trouble(spot.kind)) {
+        writeln!(out, "  {} {}", spot.count, spot.what)?;
+    }
+    if summary.is_blind() {
+        writeln!(out, "nothing was seen: {} probes were set, in", summary.probes)?;
+        for library in &summary.libraries {
+            writeln!(out, "  {}", library.display())?;
+        }
     }
     for trouble in &summary.troubles {
         writeln!(out, "  {trouble}")?;

@@ -32,7 +32,8 @@ Examples:
   capture run --cpu-hz 99 -- python serve.py      and where the host's time goes between calls
   analyze info serve.ktape                        what is on it
 
-The exit code is the command's; where that is 0 and calls were lost, 3.";
+The exit code is the command's; where that is 0 and calls were lost, 3; and 4 where nothing was seen,
+although a process had the driver mapped and ran.";
 
 pub(super) fn run(args: &Args) -> Result<Outcome> {
     let program = &args.command[0];

@@ -6,6 +6,7 @@ use aya::maps::{Array, HashMap, MapData, PerCpuArray, RingBuf};
 use aya::programs::RawTracePoint;
 use aya::{Ebpf, EbpfLoader, Pod};
 use ktape_ebpf::python::Interpreter;
+use ktape_ebpf::wire::tally::{SLOTS, Slot};
 #[cfg(doc)]
 use ktape_ebpf::wire::unsaid;
 use ktape_ebpf::wire::{Counters, Fidelity, Off, OffCounters, Plan, Spent, Target, Walked};
@@ -77,6 +78,8 @@ unsafe impl Pod for Wire<Fidelity> {}
 unsafe impl Pod for Wire<Target> {}
 // SAFETY: as above.
 unsafe impl Pod for Wire<Walked> {}
+// SAFETY: as above.
+unsafe impl Pod for Wire<Slot> {}
 
 /// The loaded programs.
 pub struct Kernel {
@@ -86,6 +89,7 @@ pub struct Kernel {
     counters: PerCpuArray<MapData, Wire<Counters>>,
     spent: PerCpuArray<MapData, Wire<Spent>>,
     fidelity: Array<MapData, Wire<Fidelity>>,
+    tallies: PerCpuArray<MapData, Wire<Slot>>,
     unsaid: PerCpuArray<MapData, u64>,
     functions: usize,
     links: Links,
@@ -141,6 +145,7 @@ impl Kernel {
         let counters = PerCpuArray::try_from(take(&mut ebpf, "COUNTERS")?)?;
         let spent = PerCpuArray::try_from(take(&mut ebpf, "SPENT")?)?;
         let fidelity = Array::try_from(take(&mut ebpf, "FIDELITY")?)?;
+        let tallies = PerCpuArray::try_from(take(&mut ebpf, "TALLIES")?)?;
         let unsaid = PerCpuArray::try_from(take(&mut ebpf, "UNSAID")?)?;
         let ring = RingBuf::try_from(take(&mut ebpf, "EVENTS")?)?;
         for (name, tracepoint) in
@@ -160,6 +165,7 @@ impl Kernel {
                 counters,
                 spent,
                 fidelity,
+                tallies,
                 unsaid,
                 functions: functions.len(),
                 links,
@@ -306,6 +312,12 @@ impl Kernel {
         Ok(self.unsaid.get(&kind, 0)?.iter().sum())
     }
 
+    /// What each processor has counted in the slot of an interval, which others have had before it.
+    pub fn tallies(&self, interval: u64) -> Result<Vec<Slot>, KernelError> {
+        let slots = self.tallies.get(&(interval as u32 % SLOTS), 0)?;
+        Ok(slots.iter().map(|Wire(slot)| *slot).collect())
+    }
+
     /// What was counted of each function, of all processors together.
     pub fn counters(&self) -> Result<Vec<Counters>, KernelError> {
         let mut all = vec![Counters::default(); self.functions];
@@ -322,4 +334,4 @@ pub(super) fn take(ebpf: &mut Ebpf, name: &'static str) -> Result<aya::maps::Map
     ebpf.take_map(name).ok_or(KernelError::Missing(name))
 }
 
-const _: () = assert!(size_of::<Plan>() == 32);
+const _: () = assert!(size_of::<Plan>() == 36);

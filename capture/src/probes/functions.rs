@@ -11,7 +11,8 @@
 
 use ktape_ebpf::wire::{self, Plan};
 use ktape_format::definition::node_kind;
-use ktape_format::event::{allocator, copy_kind, sync_kind};
+use ktape_format::event::{self, allocator, copy_kind, sync_kind};
+use ktape_format::table::Row as _;
 
 use super::collectives::COLLECTIVES;
 use super::graphs::{GRAPHS, GraphCall};
@@ -502,9 +503,31 @@ impl Meaning {
         )
     }
 
+    /// The table that the row of a call goes into that names its function; 0 for a call that is no event.
+    pub fn table(self) -> u16 {
+        match self {
+            _ if !self.is_event() => 0,
+            Meaning::Launch | Meaning::LaunchConfig | Meaning::LaunchMulti | Meaning::LaunchGrid { .. } => {
+                event::Launch::KIND
+            }
+            Meaning::GraphLaunch => event::GraphLaunch::KIND,
+            Meaning::Wait { .. } => event::Sync::KIND,
+            Meaning::EventRecord { .. } => event::EventRecord::KIND,
+            Meaning::EventWait { .. } => event::EventWait::KIND,
+            Meaning::Alloc { .. } | Meaning::AllocPitch | Meaning::Register => event::Alloc::KIND,
+            Meaning::Free { .. } => event::Free::KIND,
+            _ => event::Api::KIND,
+        }
+    }
+
     /// What the eBPF program is to keep of a call.
     pub fn plan(self) -> Plan {
-        let plan = Plan { record: wire::kind::CALL, stack: self.is_event().into(), ..Plan::default() };
+        let plan = Plan {
+            record: wire::kind::CALL,
+            stack: self.is_event().into(),
+            tally: self.table().into(),
+            ..Plan::default()
+        };
         let memory = |bytes| Plan { record: wire::kind::MEMORY_CALL, pointer: 0, bytes, ..plan };
         match self {
             Meaning::Launch => Plan { record: wire::kind::STACK_CALL, ..plan },

@@ -6,6 +6,7 @@ use std::path::Path;
 use anyhow::Result;
 use object::ReadCache;
 
+use super::blind_spots::Kind;
 use super::session::{LOOK_AGAIN, Session};
 use crate::kernel::links::{Link, Program};
 use crate::probes;
@@ -73,7 +74,11 @@ impl Session {
                 self.probes += probes;
                 self.library_paths.push(library.path.clone());
             }
-            Err(error) => self.trouble(format!("{}: {error:#}", library.path.display())),
+            Err(error) => {
+                let what = format!("{}: {error:#}", library.path.display());
+                self.noted.add(Kind::UnprobedLibrary, format!("library without probes: {what}"), 1);
+                self.trouble(what);
+            }
         }
     }
 
@@ -90,6 +95,7 @@ impl Session {
             let link =
                 |program| Link { program, symbol: &site.symbol, file_offset: site.file_offset, cookie: index as u64 };
             links.push(link(Program::Enter));
+            self.hooked[index] = true;
             let meaning = self.functions[index].meaning;
             if meaning.wants_return(false) {
                 links.push(link(Program::Leave));
@@ -101,7 +107,9 @@ impl Session {
         let refused = self.kernel.attach(&links, path)?;
         let set = links.len() - refused.len();
         for refused in refused {
-            self.trouble(format!("{}: no probe at {refused}", library.path.display()));
+            let what = format!("{}: no probe at {refused}", library.path.display());
+            self.noted.add(Kind::RefusedProbe, format!("probe that was refused: {what}"), 1);
+            self.trouble(what);
         }
         Ok(set)
     }

@@ -8,7 +8,7 @@ use ktape_format::event::{self, Loss};
 use ktape_format::table::Row;
 use ktape_format::{Sink as _, TapeError, TapeWriter};
 
-use crate::probes::functions::{Meaning, Probed};
+use crate::probes::functions::Probed;
 
 /// What was told already.
 pub(super) struct Losses {
@@ -51,7 +51,7 @@ impl Losses {
             let new = counters.calls_lost - *told;
             *told = counters.calls_lost;
             if new > 0 && function.meaning.is_event() {
-                add(&mut by_table, table(function.meaning), new);
+                add(&mut by_table, function.meaning.table(), new);
             }
         }
         for (kind, count) in by_table {
@@ -108,21 +108,5 @@ fn add(counts: &mut Vec<(u16, u64)>, table: u16, count: u64) {
     match counts.iter_mut().find(|(known, _)| *known == table) {
         Some((_, sum)) => *sum += count,
         None => counts.push((table, count)),
-    }
-}
-
-/// The table that a call's row goes into.
-fn table(meaning: Meaning) -> u16 {
-    match meaning {
-        Meaning::Launch | Meaning::LaunchConfig | Meaning::LaunchMulti | Meaning::LaunchGrid { .. } => {
-            event::Launch::KIND
-        }
-        Meaning::GraphLaunch => event::GraphLaunch::KIND,
-        Meaning::Wait { .. } => event::Sync::KIND,
-        Meaning::EventRecord { .. } => event::EventRecord::KIND,
-        Meaning::EventWait { .. } => event::EventWait::KIND,
-        Meaning::Alloc { .. } | Meaning::AllocPitch | Meaning::Register => event::Alloc::KIND,
-        Meaning::Free { .. } => event::Free::KIND,
-        _ => event::Api::KIND,
     }
 }

@@ -11,6 +11,7 @@ use ktape_ebpf::wire::{Lifecycle, unsaid};
 use ktape_format::event::lifecycle_kind;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
+use super::blind_spots::Mapped;
 use super::python::Python;
 use super::session::{Session, monotonic_ns};
 use crate::collect::outside::{Identity, Notice};
@@ -33,6 +34,8 @@ pub(super) struct Recorded {
     pub(super) python: Python,
     /// What the tape says of its Python.
     pub(super) said_of_python: String,
+    /// The driver in it, if it has mapped that.
+    pub(super) driver: Option<Mapped>,
     /// Whether its freed code objects are seen, or never will be, which then was told.
     pub(super) is_code_watched: bool,
 }
@@ -145,6 +148,7 @@ impl Session {
             last_end: None,
             python,
             said_of_python: String::new(),
+            driver: None,
             is_code_watched: false,
         };
         if self.processes.insert(pid, recorded).is_none() {
@@ -168,6 +172,9 @@ impl Session {
             Ok(mapped) => mapped.iter().for_each(|library| {
                 if library.kind == Kind::Driver {
                     self.collector.set_driver(pid, library.id);
+                    if let Some(recorded) = self.processes.get_mut(&pid) {
+                        recorded.driver = Mapped::look(recorded.driver, pid);
+                    }
                 }
                 self.add_library(library);
             }),
@@ -200,6 +207,7 @@ impl Session {
             let last_end = self.processes.get(&pid).and_then(|recorded| recorded.last_end);
             let (end_ns, status) = last_end.unwrap_or_else(|| (monotonic_ns(), 0));
             self.lifecycle(pid, lifecycle_kind::PROCESS_EXIT, end_ns, status)?;
+            self.note_blind_spots_of(pid);
             self.collector.end_process(pid, &mut self.tape)?;
             self.kernel.remove_target(pid);
             self.processes.remove(&pid);

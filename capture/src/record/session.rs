@@ -20,11 +20,13 @@ use rustc_hash::{FxHashMap, FxHashSet};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::time::{ClockId, clock_gettime};
 
+use super::blind_spots::Noted;
 use super::cost::Cost;
 use super::governor::Governor;
 use super::losses::Losses;
 use super::processes::Recorded;
 use super::summary::{CpuSamples, OffCpu, Summary};
+use super::tally::Tallies;
 use crate::collect::outside::{Notice, Outside};
 use crate::kernel::programs::Kernel;
 use crate::kernel::sampler;
@@ -80,6 +82,7 @@ pub struct Session {
     pub(super) losses: Losses,
     pub(super) cost: Cost,
     governor: Option<Governor>,
+    pub(super) tallies: Tallies,
     pub(super) processes: FxHashMap<u32, Recorded>,
     /// Libraries that have probes, by device and inode.
     pub(super) libraries: FxHashSet<FileId>,
@@ -89,6 +92,9 @@ pub struct Session {
     /// What files tell of host stubs.
     pub(super) stubs: live::Known,
     pub(super) probes: usize,
+    /// Which functions have a probe.
+    pub(super) hooked: Vec<bool>,
+    pub(super) noted: Noted,
     pub(super) recorded: u64,
     /// Whether the probes have been taken away: no new ones then.
     pub(super) is_ending: bool,
@@ -129,11 +135,13 @@ impl Session {
         let tape = TapeWriter::create(&options.output, &tape_options)
             .with_context(|| format!("cannot begin {}", options.output.display()))?;
         let now = Instant::now();
+        let hooked = vec![false; functions.len()];
         let mut session = Session {
             collector: Outside::new(functions.clone(), options.launch_durations),
             losses: Losses::new(functions.len(), monotonic_ns()),
             cost: Cost::new(traps, functions.len()),
             governor: options.max_overhead.map(|limit| Governor::new(limit, options.native, options.launch_durations)),
+            tallies: Tallies::new(monotonic_ns()),
             options,
             functions,
             kernel,
@@ -146,6 +154,8 @@ impl Session {
             watched_pythons: FxHashSet::default(),
             stubs: live::Known::default(),
             probes: 0,
+            hooked,
+            noted: Noted::default(),
             recorded: 0,
             is_ending: false,
             troubles: BTreeMap::new(),
@@ -228,12 +238,14 @@ impl Session {
         let off_at_end = self.end_off_cpu(now_ns)?;
         for pid in pids {
             self.lifecycle(pid, lifecycle_kind::DETACH, now_ns, 0)?;
+            self.note_blind_spots_of(pid);
         }
         self.collector.finish(&mut self.tape)?;
         let counters = self.kernel.counters()?;
         let sampled = self.kernel.sample_counters()?;
         self.look_at_cost(&counters, self.told_losses.elapsed())?;
         let off_cpu = self.kernel.off_cpu_counters()?;
+        self.tallies.look(&self.kernel, self.collector.settled(), monotonic_ns())?;
         self.read_clocks()?;
         let is_event = |(function, _): &(&Probed, _)| function.meaning.is_event();
         let seen = self.functions.iter().zip(&counters).filter(is_event).map(|(_, c)| c.calls).sum();
@@ -247,6 +259,7 @@ impl Session {
                 self.troubles.insert(format!("{count} {what}"), 1);
             }
         }
+        let blind_spots = self.tell_blind_spots(true)?;
         // What was open has to be a block before there is room for sure; on a full disk there is none.
         let sealed = self.tape.seal();
         let written = self.collector.events();
@@ -257,7 +270,8 @@ impl Session {
             let calls = u64::saturating_sub(seen, written + self.losses.lost);
             let rest = sampled.calls.saturating_sub(samples.written + self.losses.samples_lost);
             let off = off_cpu.seen.saturating_sub(off_written + self.losses.off_cpu_lost);
-            self.losses.tell_rest(calls, rest, off, now_ns, &mut self.tape)
+            self.losses.tell_rest(calls, rest, off, now_ns, &mut self.tape)?;
+            self.tallies.finish(&mut self.tape)
         });
         let tape_lost_events = self.tape.lost_events();
         let finished = sealed.and(told).and_then(|()| self.tape.finish());
@@ -295,8 +309,32 @@ impl Session {
                 unbegun: off_cpu.unbegun,
                 off_at_end,
             }),
+            blind_spots,
             troubles: self.troubles.into_iter().map(|(what, count)| many(what, count)).collect(),
         })
+    }
+
+    /// Writes losses, what is settled of the account, and blind spots: for a tape that ends before the recording does. The next
+    /// one goes on with what is not settled yet.
+    pub fn settle_account(&mut self) -> Result<()> {
+        self.tell_account(self.told_losses.elapsed())?;
+        self.told_losses = Instant::now();
+        self.tallies.tell_settled(&mut self.tape)?;
+        self.tell_blind_spots(true)?;
+        Ok(())
+    }
+
+    /// Writes what was lost, and the accounts of intervals that are over.
+    fn tell_account(&mut self, elapsed: Duration) -> Result<()> {
+        let counters = self.kernel.counters()?;
+        let sampled = self.kernel.sample_counters()?;
+        let off_cpu = self.kernel.off_cpu_counters()?;
+        let lost = self.losses.lost;
+        self.losses.tell(&self.functions, &counters, &sampled, &off_cpu, monotonic_ns(), &mut self.tape)?;
+        self.collector.looked_for_losses(self.losses.lost > lost);
+        self.tallies.look(&self.kernel, self.collector.settled(), monotonic_ns())?;
+        self.tallies.tell(&mut self.tape)?;
+        self.look_at_cost(&counters, elapsed)
     }
 
     fn progress(&self) -> Progress {
@@ -360,16 +398,11 @@ impl Session {
         }
         if self.told_losses.elapsed() >= TELL_LOSSES {
             let elapsed = std::mem::replace(&mut self.told_losses, Instant::now()).elapsed();
-            let counters = self.kernel.counters()?;
-            let sampled = self.kernel.sample_counters()?;
-            let lost = self.losses.lost;
-            let off_cpu = self.kernel.off_cpu_counters()?;
-            self.losses.tell(&self.functions, &counters, &sampled, &off_cpu, monotonic_ns(), &mut self.tape)?;
-            self.collector.looked_for_losses(self.losses.lost > lost);
-            self.look_at_cost(&counters, elapsed)?;
+            self.tell_account(elapsed)?;
         }
         if self.read_clocks.elapsed() >= CLOCKS {
             self.collector.sweep();
+            self.tell_blind_spots(false)?;
             self.read_clocks()?;
         }
         Ok(())

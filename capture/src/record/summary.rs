@@ -5,6 +5,7 @@ use std::path::PathBuf;
 
 use serde::Serialize;
 
+use super::blind_spots::{BlindSpot, Kind};
 use super::cost::Spending;
 use crate::collect::outside::{Gaps, Samples, Source};
 
@@ -49,6 +50,8 @@ pub struct Summary {
     pub returns_lost: u64,
     /// Why the tape could not be closed, if so. What had reached it before is readable.
     pub failure: Option<String>,
+    /// What it cannot have seen. Also on the tape.
+    pub blind_spots: Vec<BlindSpot>,
     /// What went wrong on the way.
     pub troubles: Vec<String>,
 }
@@ -87,6 +90,11 @@ pub struct OffCpu {
 }
 
 impl Summary {
+    /// Whether nothing was seen although a process kept the driver busy.
+    pub fn is_blind(&self) -> bool {
+        self.seen == 0 && self.blind_spots.iter().any(|spot| spot.kind == Kind::SilentProcess)
+    }
+
     /// Whether every call, sample and stretch off a processor that was seen is on the tape.
     pub fn is_complete(&self) -> bool {
         let has_samples = self.cpu_samples.is_none_or(|samples| samples.lost == 0);

@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::os::unix::fs::MetadataExt as _;
+use std::time::Duration;
 
 use rustix::system::uname;
 use rustix::time::{ClockId, Timespec, clock_gettime};
@@ -129,12 +130,20 @@ fn numbers(folder: fs::ReadDir) -> Vec<u32> {
 
 const ONE_S: i64 = 1_000_000_000;
 
+/// The processor time that the threads of a process have had.
+pub fn cpu_time(pid: u32) -> Result<Duration, Error> {
+    let ticks = Stat::of(pid)?.cpu_ticks;
+    Ok(Duration::from_secs(ticks) / rustix::param::clock_ticks_per_second().max(1) as u32)
+}
+
 /// What of `/proc/PID/stat` is wanted.
 #[derive(Debug, PartialEq, Eq)]
 struct Stat {
     name: String,
     state: char,
     parent: u32,
+    /// The processor time of all its threads.
+    cpu_ticks: u64,
     /// Since the machine started, on `CLOCK_BOOTTIME`.
     start_ticks: u64,
 }
@@ -152,9 +161,10 @@ impl Stat {
         let mut fields = std::str::from_utf8(text.get(close + 1..)?).ok()?.split_ascii_whitespace();
         let state = fields.next()?.chars().next()?;
         let parent = fields.next()?.parse().ok()?;
-        // The 22nd field of all.
-        let start_ticks = fields.nth(17)?.parse().ok()?;
-        Some(Stat { name, state, parent, start_ticks })
+        // The 14th and 15th field of all, then the 22nd.
+        let (user, system): (u64, u64) = (fields.nth(9)?.parse().ok()?, fields.next()?.parse().ok()?);
+        let start_ticks = fields.nth(6)?.parse().ok()?;
+        Some(Stat { name, state, parent, cpu_ticks: user.checked_add(system)?, start_ticks })
     }
 
     fn is_running(&self) -> bool {
@@ -205,7 +215,7 @@ mod tests {
     #[test]
     fn a_name_with_parentheses() {
         let text = b"7 (a) b) S 3 7 7 0 -1 4194560 1 2 3 4 5 6 7 8 20 0 1 0 4711 9 9\n";
-        let expected = Stat { name: "a) b".to_owned(), state: 'S', parent: 3, start_ticks: 4711 };
+        let expected = Stat { name: "a) b".to_owned(), state: 'S', parent: 3, cpu_ticks: 11, start_ticks: 4711 };
         assert_eq!(Stat::parse(text), Some(expected));
         assert_eq!(Stat::parse(b"7 (a S 3"), None);
         assert_eq!(Stat::parse(b"7 )a( S 3"), None);

@@ -12,6 +12,7 @@ mod native;
 mod off_cpu;
 mod overhead;
 mod processes;
+mod proof;
 mod samples;
 mod stacks;
 

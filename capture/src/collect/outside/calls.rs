@@ -3,7 +3,7 @@
 //! [`Within::open`] reads what the call was asked, [`Open::finish`] adds what its return says.
 
 use ktape_ebpf::wire::{Call, STACK_WORDS};
-use ktape_format::Sink;
+use ktape_format::{Row as _, Sink};
 use ktape_format::definition::Shape;
 use ktape_format::event::{
     Alloc, Api, EventRecord, EventWait, Free, GraphLaunch, Launch, Memcpy, Memset, Sync, allocator, copy_kind,
@@ -11,6 +11,7 @@ use ktape_format::event::{
 };
 
 use super::Gaps;
+use super::account::{Fate, give};
 use super::capturing::{Captured, stream_argument};
 use super::copies::{Asked, refused_copies, refused_copy, refused_set};
 use super::graphs::Change;
@@ -419,6 +420,7 @@ impl Within<'_> {
     ) -> Result<u32, S::Error> {
         let Configuration { grid, block, shared_bytes } = *configuration;
         let kernel = self.kernels.id(handle, stub, sink)?;
+        self.kernels.launched(kernel);
         sink.define(Shape {
             kernel,
             grid_x: grid[0],
@@ -447,8 +449,18 @@ impl Within<'_> {
             };
             launches.push(self.launch(&one, one.memory_word(0), &configuration, one.memory_word(40), sink)?);
         }
-        // Whatever it launches, it was a call.
-        Ok(if launches.is_empty() { Open::Api(self.api(a)) } else { Open::Launches(launches) })
+        if launches.is_empty() {
+            // Whatever it launches, it was a call.
+            launches.push(Launch {
+                start_ns: a.call.time_ns as i64,
+                correlation: self.next_correlation(),
+                thread: self.thread.id,
+                stack: self.stack,
+                function: self.function_id,
+                ..Launch::default()
+            });
+        }
+        Ok(Open::Launches(launches))
     }
 
     pub(super) fn api(&mut self, arguments: &Arguments<'_>) -> Api {
@@ -496,12 +508,16 @@ fn range_arguments<S: Sink>(address: u64, bytes: u64, sink: &mut S) -> Result<u3
 }
 
 impl Open {
-    /// Gives the events to the sink as they are: without duration and result. Returns how many.
-    pub(super) fn emit<S: Sink>(self, sink: &mut S) -> Result<u64, S::Error> {
+    /// Gives the events to the sink as they are: without duration and result. Returns what became of the row that names the
+    /// function.
+    pub(super) fn emit<S: Sink>(self, sink: &mut S) -> Result<Fate, S::Error> {
         match self {
-            Open::Launch(row) => sink.event(row)?,
-            Open::Launches(rows) => rows.into_iter().try_for_each(|row| sink.event(row))?,
-            Open::GraphLaunch(row, _) => sink.event(row)?,
+            Open::Launch(row) => give(row, sink),
+            // Of one call: whichever is there tells of it.
+            Open::Launches(rows) => {
+                rows.into_iter().try_fold(Fate::Lost(Launch::KIND), |fate, row| Ok(give(row, sink)?.or(fate)))
+            }
+            Open::GraphLaunch(row, _) => give(row, sink),
             Open::Api(row)
             | Open::Graph(row, _)
             | Open::Captured(row, _)
@@ -509,27 +525,29 @@ impl Open {
             | Open::Map(row, ..)
             | Open::Unmap(row, ..)
             | Open::Communicator(row, ..)
-            | Open::CommunicatorEnd(row, _) => sink.event(row)?,
+            | Open::CommunicatorEnd(row, _) => give(row, sink),
             Open::Copies(api, rows) => {
-                sink.event(api)?;
+                let fate = give(api, sink)?;
                 rows.into_iter().try_for_each(|row| sink.event(row))?;
+                Ok(fate)
             }
             Open::Copy(api, row, _) => {
-                sink.event(api)?;
+                let fate = give(api, sink)?;
                 sink.event(row)?;
+                Ok(fate)
             }
             Open::Set(api, row) => {
-                sink.event(api)?;
+                let fate = give(api, sink)?;
                 sink.event(row)?;
+                Ok(fate)
             }
-            Open::Sync(row) => sink.event(row)?,
-            Open::EventRecord(row) => sink.event(row)?,
-            Open::EventWait(row) => sink.event(row)?,
-            Open::Alloc(row) | Open::AllocPitch(row, _) | Open::Register(row) => sink.event(row)?,
-            Open::Free(row) => sink.event(row)?,
-            _ => return Ok(0),
+            Open::Sync(row) => give(row, sink),
+            Open::EventRecord(row) => give(row, sink),
+            Open::EventWait(row) => give(row, sink),
+            Open::Alloc(row) | Open::AllocPitch(row, _) | Open::Register(row) => give(row, sink),
+            Open::Free(row) => give(row, sink),
+            _ => Ok(Fate::NoEvent),
         }
-        Ok(1)
     }
 
     /// The number of the call, where it has one.
@@ -545,7 +563,7 @@ impl Open {
     }
 
     /// As [`Open::finish`], of a call that concerns graphs.
-    fn finish_of_graphs<S: Sink>(self, end: &End, objects: &mut Objects, sink: &mut S) -> Result<u64, S::Error> {
+    fn finish_of_graphs<S: Sink>(self, end: &End, objects: &mut Objects, sink: &mut S) -> Result<Fate, S::Error> {
         let told = |row: Api| Api { duration_ns: end.duration_ns, result: end.result, ..row };
         let row = match self {
             Open::Graph(row, change) => {
@@ -566,7 +584,7 @@ impl Open {
         Open::Api(row).emit(sink)
     }
 
-    /// Adds what the return says, and gives the events to the sink. Returns how many calls became events.
+    /// Adds what the return says, and gives the events to the sink. Returns what [`Open::emit`] does.
     pub(super) fn finish<S: Sink>(
         mut self,
         end: &End,
@@ -574,7 +592,7 @@ impl Open {
         kernels: &mut Kernels,
         objects: &mut Objects,
         sink: &mut S,
-    ) -> Result<u64, S::Error> {
+    ) -> Result<Fate, S::Error> {
         let &End { duration_ns, result, outs } = end;
         let succeeded = result == 0;
         match &mut self {

@@ -260,7 +260,8 @@ mod tests {
             }
         }
         let call = Call {
-            kind: kind::LISTS_CALL,
+            kind: kind::LISTS_CALL as u16,
+            cpu: 0,
             function: function as u32,
             time_ns: 10,
             pid_tid: 7 << 32 | 7,

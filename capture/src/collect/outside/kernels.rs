@@ -75,6 +75,8 @@ pub(super) struct Kernels {
     objects: Objects,
     /// Where the names of the definitions are from.
     sources: FxHashMap<u32, Source>,
+    /// How often kernels were launched whose definition has no name yet.
+    unnamed: FxHashMap<u32, u64>,
 }
 
 #[derive(Clone, Copy)]
@@ -96,7 +98,20 @@ impl Kernels {
             unfilled: Vec::new(),
             objects: Objects::default(),
             sources: FxHashMap::default(),
+            unnamed: FxHashMap::default(),
         }
+    }
+
+    /// Counts a launch of this definition, if that has no name.
+    pub(super) fn launched(&mut self, id: u32) {
+        if let Some(launches) = self.unnamed.get_mut(&id) {
+            *launches += 1;
+        }
+    }
+
+    /// How many launches are of kernels without a name.
+    pub(super) fn unnamed_launches(&self) -> u64 {
+        self.unnamed.values().sum()
     }
 
     /// Learns which build of the driver the process runs.
@@ -144,6 +159,7 @@ impl Kernels {
             }
         };
         self.by_handle.insert(handle, Kernel { id, source: Source::Unresolved, asked: version });
+        self.unnamed.entry(id).or_default();
         self.say_source(id, Source::Unresolved, sink)?;
         Ok(id)
     }
@@ -172,6 +188,7 @@ impl Kernels {
             self.say_source(before.id, source, sink)?;
             // It is the same kernel.
             self.sources.remove(&before.id);
+            self.unnamed.remove(&before.id);
         }
         Ok(id)
     }

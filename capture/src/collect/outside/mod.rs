@@ -6,6 +6,7 @@
 //! and streams (`objects.rs`), graphs (`graphs.rs`; `capturing.rs` has the streams that are captured). CPU samples become events in `samples.rs`, time
 //! off the processor in `off_cpu.rs`.
 
+mod account;
 mod calls;
 mod capturing;
 mod collectives;
@@ -38,6 +39,8 @@ use serde::Serialize;
 use crate::probes::functions::Probed;
 use crate::target::libraries::FileId;
 use crate::target::stubs::live;
+use account::Account;
+pub use account::{Fate, Key, Settled};
 use calls::{Arguments, Open};
 use kernels::Kernels;
 pub use kernels::Source;
@@ -130,8 +133,11 @@ pub struct Outside {
     /// The files of native frames.
     builds: Builds,
     taken: Vec<Taken>,
+    account: Account,
     events: u64,
     gaps: Gaps,
+    /// Launches of kernels without a name, of the processes that ended.
+    unnamed_launches: u64,
     sample_period_ns: u64,
     samples: Samples,
     /// The stack of calls whose own was left out; 0 until there is one.
@@ -153,6 +159,8 @@ struct Process {
     objects: Objects,
     /// The last correlation id.
     correlation: u64,
+    /// Calls of which a record came, whatever they were.
+    calls: u64,
     /// Calls without a stack before an interpreter was found.
     stackless: u64,
     /// Samples likewise.
@@ -170,8 +178,10 @@ impl Outside {
             processes: FxHashMap::default(),
             builds: Builds::default(),
             taken: vec![Taken::default(); count],
+            account: Account::default(),
             events: 0,
             gaps: Gaps::default(),
+            unnamed_launches: 0,
             sample_period_ns: 0,
             samples: Samples::default(),
             stack_left_out: 0,
@@ -205,6 +215,7 @@ impl Outside {
             stacks: Stacks::new(identity.pid),
             kernels: Kernels::new(identity.pid, is_new),
             objects,
+            calls: 0,
             stackless: 0,
             stackless_samples: 0,
             correlation: 0,
@@ -258,8 +269,9 @@ impl Outside {
         pending.sort_by_key(|pending| pending.start_ns);
         for pending in pending {
             self.gaps.calls_without_return += 1;
-            self.events += pending.open.emit(sink)?;
+            self.events += self.account.settle(pending.key, pending.open.emit(sink)?);
         }
+        self.unnamed_launches += process.kernels.unnamed_launches();
         self.sources.extend(process.kernels.sources());
         Ok(())
     }
@@ -291,6 +303,11 @@ impl Outside {
         &self.taken
     }
 
+    /// What became of calls and samples since this was asked last.
+    pub fn settled(&mut self) -> impl Iterator<Item = (Key, Settled)> {
+        self.account.take()
+    }
+
     /// How many events were given to the sink.
     pub fn events(&self) -> u64 {
         self.events
@@ -307,6 +324,22 @@ impl Outside {
         threads.map(|thread| std::mem::take(&mut thread.calls)).max().unwrap_or(0)
     }
 
+    /// How many calls of a process came, whatever they were.
+    pub fn calls(&self, pid: u32) -> u64 {
+        self.processes.get(&pid).map_or(0, |process| process.calls)
+    }
+
+    /// How many calls of a process came without a stack, as no interpreter of it is known.
+    pub fn stackless_calls(&self, pid: u32) -> u64 {
+        self.processes.get(&pid).map_or(0, |process| process.stackless)
+    }
+
+    /// How many launches are of kernels that have no name by now.
+    pub fn unnamed_launches(&self) -> u64 {
+        let running = self.processes.values().map(|process| process.kernels.unnamed_launches());
+        self.unnamed_launches + running.sum::<u64>()
+    }
+
     /// What could not be told in full.
     pub fn gaps(&self) -> Gaps {
         self.gaps
@@ -315,8 +348,8 @@ impl Outside {
     /// Takes one record of the ring buffer. One that is too short, or of an unknown kind, is of programs of another version,
     /// which the loader does not let happen; it is passed over.
     pub fn take<S: Sink>(&mut self, record: &[u8], sink: &mut S) -> Result<Option<Notice>, S::Error> {
-        let Some(&[a, b, c, d]) = record.first_chunk::<4>() else { return Ok(None) };
-        let kind = u32::from_ne_bytes([a, b, c, d]);
+        let Some(&kind) = record.first_chunk::<2>() else { return Ok(None) };
+        let kind = u16::from_ne_bytes(kind).into();
         if kind != kind::LIFECYCLE
             && let Some(pid) = pid_of(kind, record)
             && !self.processes.contains_key(&pid)
@@ -431,11 +464,12 @@ impl Outside {
         let Some(function) = self.functions.get(index) else { return Ok(()) };
         self.taken[index].calls += 1;
         let Some(process) = self.processes.get_mut(&upper(call.pid_tid)) else { return Ok(()) };
+        process.calls += 1;
         let thread = Thread::of(&mut process.threads, (process.id, process.pid), lower(call.pid_tid), sink)?;
         // What is not below a call on the stack is not within it: that one has ended without being seen to.
         while let Some(abandoned) = thread.take_abandoned(call.stack_pointer) {
             self.gaps.calls_without_return += 1;
-            self.events += abandoned.open.emit(sink)?;
+            self.events += self.account.settle(abandoned.key, abandoned.open.emit(sink)?);
         }
         if self.function_ids[index] == 0 {
             self.function_ids[index] = define_function(&function.symbol, sink)?;
@@ -466,6 +500,7 @@ impl Outside {
             gaps: &mut self.gaps,
         };
         let open = within.open(arguments, sink)?;
+        let key = Key::new(call.time_ns, call.cpu, function.meaning.table());
         if matches!(open, Open::Nothing) {
             return Ok(());
         }
@@ -476,10 +511,11 @@ impl Outside {
                 function: call.function,
                 stack_pointer: call.stack_pointer,
                 start_ns: call.time_ns as i64,
+                key,
                 open,
             });
         } else {
-            self.events += open.emit(sink)?;
+            self.events += self.account.settle(key, open.emit(sink)?);
         }
         Ok(())
     }
@@ -495,7 +531,7 @@ impl Outside {
         // A call above this one on the list lies within it, and has ended with it.
         while let Some(abandoned) = thread.take_abandoned(returned.stack_pointer.wrapping_sub(8 + 1)) {
             self.gaps.calls_without_return += 1;
-            self.events += abandoned.open.emit(sink)?;
+            self.events += self.account.settle(abandoned.key, abandoned.open.emit(sink)?);
         }
         let Some(pending) = thread.take_returned(returned) else {
             self.gaps.returns_without_call += 1;
@@ -506,7 +542,8 @@ impl Outside {
             result: returned.result as i32,
             outs: returned.outs,
         };
-        self.events += pending.open.finish(&end, thread, &mut process.kernels, &mut process.objects, sink)?;
+        let fate = pending.open.finish(&end, thread, &mut process.kernels, &mut process.objects, sink)?;
+        self.events += self.account.settle(pending.key, fate);
         let untold = process.objects.graphs.take_untold();
         self.gaps.unknown_graph_changes += untold.changes;
         self.gaps.captures_without_begin += untold.captures;
@@ -562,7 +599,7 @@ impl Outside {
             process.stacks.end_thread(tid);
             for pending in process.threads.remove(&tid).into_iter().flat_map(|mut thread| thread.take_all()) {
                 self.gaps.calls_without_return += 1;
-                self.events += pending.open.emit(sink)?;
+                self.events += self.account.settle(pending.key, pending.open.emit(sink)?);
             }
         }
         Ok(notice)

@@ -3,8 +3,10 @@
 use ktape_ebpf::wire::Sample;
 use ktape_format::Sink;
 use ktape_format::event::CpuSample;
+use ktape_format::table::Row as _;
 use serde::Serialize;
 
+use super::account::{Key, give};
 use super::thread::Thread;
 use super::{Outside, lower, upper};
 
@@ -45,7 +47,8 @@ impl Outside {
             }),
         };
         let (start_ns, weight_ns) = (sample.time_ns as i64, self.sample_period_ns);
-        sink.event(CpuSample { start_ns, weight_ns, thread, stack, cpu: sample.cpu })?;
+        let fate = give(CpuSample { start_ns, weight_ns, thread, stack, cpu: sample.cpu }, sink)?;
+        self.account.settle(Key::new(sample.time_ns, sample.cpu as u16, CpuSample::KIND), fate);
         self.samples.written += 1;
         Ok(())
     }

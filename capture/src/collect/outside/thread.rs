@@ -12,6 +12,7 @@ use ktape_format::definition::{self, property};
 use ktape_format::table::DefinitionKind;
 use rustc_hash::FxHashMap;
 
+use super::account::Key;
 use super::calls::Open;
 
 /// A call that has not returned yet.
@@ -19,6 +20,8 @@ pub(super) struct Pending {
     pub(super) function: u32,
     pub(super) stack_pointer: u64,
     pub(super) start_ns: i64,
+    /// What it is counted under.
+    pub(super) key: Key,
     pub(super) open: Open,
 }
 

@@ -44,7 +44,8 @@ impl Recording {
         let first = arguments.len().min(6);
         registers[..first].copy_from_slice(&arguments[..first]);
         let call = Call {
-            kind: plan.record,
+            kind: plan.record as u16,
+            cpu: 0,
             function: index as u32,
             time_ns: self.now_ns,
             pid_tid: PID << 32 | PID,

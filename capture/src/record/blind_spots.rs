@@ -1,0 +1,234 @@
+//! What a recording cannot have seen, and says so.
+//!
+//! Losses are calls that were seen and are not on the tape. Blind spots are what no counter counts, and what is on the tape but
+//! says less than it should: a process that kept the driver busy past all probes, graphs and kernels from before the recording,
+//! interpreters that are not walked. They are told at the end, and stand on the tape as its property `blind_spots`.
+
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
+
+use anyhow::Result;
+use ktape_format::Sink as _;
+use ktape_format::definition::{property, subject};
+use serde::Serialize;
+
+use super::python::Python;
+use super::session::Session;
+use crate::probes::functions::Meaning;
+use crate::target::process;
+
+/// A process that has had the driver mapped for so long, and has run for [`BUSY`] of it, is expected to have called it.
+const MAPPED: Duration = Duration::from_secs(5);
+/// See [`MAPPED`].
+const BUSY: Duration = Duration::from_millis(500);
+
+/// What sort of blind spot it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Kind {
+    /// A process had the driver mapped and ran, and no probe saw it. The count is of processes.
+    SilentProcess,
+    /// Other functions were called, but none that launches. The count is of such functions with a probe.
+    NoLaunch,
+    /// A library got no probes. The count is of libraries.
+    UnprobedLibrary,
+    /// A function got no probe. The count is of probes.
+    RefusedProbe,
+    /// Launches of graphs that are not known.
+    OlderGraphs,
+    /// Launches of kernels without a name.
+    UnnamedKernels,
+    /// Calls of a process whose interpreter is not walked.
+    UnwalkedInterpreter,
+    /// Calls before the process's interpreter was found.
+    BeforeInterpreter,
+    /// Calls whose Python stack could not be read.
+    UnreadableStacks,
+    /// Calls whose Python stack did not come through.
+    UnknownStacks,
+    /// Returns that the ring buffer had no room for: calls without a duration and a result.
+    LostReturns,
+    /// Calls with arguments that could not be read.
+    UnreadableArguments,
+}
+
+/// What a recording cannot have seen.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct BlindSpot {
+    /// Of which sort.
+    pub kind: Kind,
+    /// How many, of what the kind says.
+    pub count: u64,
+    /// In words, without the count.
+    pub what: String,
+}
+
+/// What is noted of blind spots on the way.
+#[derive(Debug, Default)]
+pub(super) struct Noted {
+    /// Those of processes that ended, and of libraries, by kind and words.
+    counts: BTreeMap<(Kind, String), u64>,
+    /// What was on the tape last: the counts are told at the end only, so that a long recording is not full of them.
+    told: Vec<(Kind, String)>,
+}
+
+impl Noted {
+    pub(super) fn add(&mut self, kind: Kind, what: String, count: u64) {
+        if count > 0 {
+            *self.counts.entry((kind, what)).or_default() += count;
+        }
+    }
+}
+
+/// The driver in a process: since when, and what the process has run since.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Mapped {
+    since: Instant,
+    ran_before: Duration,
+    looked: Instant,
+    ran: Duration,
+}
+
+impl Mapped {
+    /// Looks at a process that has the driver mapped. One that is gone leaves what was seen of it.
+    pub(super) fn look(known: Option<Mapped>, pid: u32) -> Option<Mapped> {
+        let (Ok(ran), looked) = (process::cpu_time(pid), Instant::now()) else { return known };
+        let Mapped { since, ran_before, .. } = known.unwrap_or(Mapped { since: looked, ran_before: ran, looked, ran });
+        Some(Mapped { since, ran_before, looked, ran })
+    }
+
+    fn is_busy(&self) -> bool {
+        self.looked.duration_since(self.since) >= MAPPED && self.ran.saturating_sub(self.ran_before) >= BUSY
+    }
+}
+
+impl Session {
+    /// Notes what was not seen of a process that ends, or whose recording does.
+    pub(super) fn note_blind_spots_of(&mut self, pid: u32) {
+        let Some(recorded) = self.processes.get(&pid) else { return };
+        let calls = self.collector.calls(pid);
+        if calls == 0
+            && let Some(mapped) = recorded.driver.filter(Mapped::is_busy)
+        {
+            let what = format!(
+                "process without a call that the probes saw: {pid} had the driver mapped for {:.0} s and ran for {:.1} s of it",
+                mapped.looked.duration_since(mapped.since).as_secs_f64(),
+                mapped.ran.saturating_sub(mapped.ran_before).as_secs_f64(),
+            );
+            self.noted.add(Kind::SilentProcess, what, 1);
+        }
+        if let Python::Refused = recorded.python {
+            let what = format!("calls of process {pid}: {}", recorded.said_of_python);
+            self.noted.add(Kind::UnwalkedInterpreter, what, self.collector.stackless_calls(pid));
+        }
+    }
+
+    /// All that is known of by now, the worst first.
+    pub(super) fn blind_spots(&self) -> Result<Vec<BlindSpot>> {
+        let spot = |kind, count, what: &str| BlindSpot { kind, count, what: what.to_owned() };
+        let mut spots: Vec<BlindSpot> =
+            self.noted.counts.iter().map(|((kind, what), &count)| spot(*kind, count, what)).collect();
+        let counters = self.kernel.counters()?;
+        let is_launch = |meaning| {
+            matches!(
+                meaning,
+                Meaning::Launch
+                    | Meaning::LaunchConfig
+                    | Meaning::LaunchMulti
+                    | Meaning::LaunchGrid { .. }
+                    | Meaning::GraphLaunch
+            )
+        };
+        let functions = || self.functions.iter().zip(&counters).zip(&self.hooked).filter(|(_, hooked)| **hooked);
+        let launches = functions().filter(|((function, _), _)| is_launch(function.meaning));
+        let (hooked, launched) =
+            launches.fold((0, 0), |(hooked, launched), ((_, counters), _)| (hooked + 1, launched + counters.calls));
+        // Setting up is not enough to expect launches; copies and waits are.
+        let worked = functions().any(|((function, counters), _)| {
+            matches!(function.meaning, Meaning::Copy { .. } | Meaning::Set { .. } | Meaning::Wait { .. })
+                && counters.calls > 0
+        });
+        let no_launch = if worked && launched == 0 { hooked } else { 0 };
+        let sum = |of: fn(&ktape_ebpf::wire::Counters) -> u64| counters.iter().map(of).sum::<u64>();
+        let gaps = self.collector.gaps();
+        spots.extend(
+            [
+                spot(
+                    Kind::NoLaunch,
+                    no_launch,
+                    "functions that launch have a probe and were never called, while others were",
+                ),
+                spot(
+                    Kind::OlderGraphs,
+                    gaps.launches_of_older_graphs,
+                    "launches of graphs that were made before the recording: of which kernels is not known",
+                ),
+                spot(Kind::UnnamedKernels, self.collector.unnamed_launches(), "launches of kernels without a name"),
+                spot(
+                    Kind::BeforeInterpreter,
+                    gaps.before_interpreter,
+                    "calls before the process's interpreter was found: without a stack",
+                ),
+                spot(
+                    Kind::UnreadableStacks,
+                    sum(|counters| counters.without_stack),
+                    "calls whose Python stack could not be read",
+                ),
+                spot(Kind::UnknownStacks, gaps.unknown_stacks, "calls whose Python stack did not come through"),
+                spot(
+                    Kind::LostReturns,
+                    sum(|counters| counters.returns_lost),
+                    "returns that the ring buffer had no room for",
+                ),
+                spot(
+                    Kind::UnreadableArguments,
+                    gaps.unreadable_arguments,
+                    "calls with arguments that could not be read",
+                ),
+            ]
+            .into_iter()
+            .filter(|spot| spot.count > 0),
+        );
+        spots.sort_by(|a, b| (a.kind, &a.what).cmp(&(b.kind, &b.what)));
+        Ok(spots)
+    }
+
+    /// Puts them on the tape, if there are others than before. At the end the counts are told too.
+    pub(super) fn tell_blind_spots(&mut self, is_end: bool) -> Result<Vec<BlindSpot>> {
+        let spots = self.blind_spots()?;
+        let kinds: Vec<(Kind, String)> = spots.iter().map(|spot| (spot.kind, spot.what.clone())).collect();
+        if kinds != self.noted.told || (is_end && !spots.is_empty()) {
+            let text = serde_json::to_string(&spots)?;
+            self.tape.property(subject::TAPE, 0, property::BLIND_SPOTS, &text)?;
+            self.noted.told = kinds;
+        }
+        Ok(spots)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_process_is_busy_that_ran_with_the_driver_for_a_while() {
+        let now = Instant::now();
+        let mapped = |seconds, ran_ms| Mapped {
+            since: now,
+            ran_before: Duration::from_secs(7),
+            looked: now + Duration::from_secs(seconds),
+            ran: Duration::from_secs(7) + Duration::from_millis(ran_ms),
+        };
+        assert!(mapped(5, 500).is_busy());
+        assert!(!mapped(4, 4000).is_busy());
+        assert!(!mapped(60, 100).is_busy(), "it waits for something else");
+    }
+
+    #[test]
+    fn a_process_that_is_gone_leaves_what_was_seen_of_it() {
+        let own = Mapped::look(None, std::process::id());
+        assert!(own.is_some());
+        assert!(Mapped::look(own, u32::MAX).is_some());
+        assert!(Mapped::look(None, u32::MAX).is_none());
+    }
+}
