@@ -117,7 +117,123 @@ impl Account {
 
 #[cfg(test)]
 mod tests {
+    use ktape_ebpf::wire::{Call, Plain, Return, STACK_WORDS, StackCall, kind};
+    use ktape_format::Memory;
+    use ktape_format::definition::Definition;
+
+    use super::super::{Identity, Outside};
     use super::*;
+    use crate::probes::functions;
+
+    /// A sink that has room for so many events.
+    struct Full {
+        memory: Memory,
+        room: u64,
+        lost: u64,
+    }
+
+    impl Sink for Full {
+        type Error = std::convert::Infallible;
+        fn string(&mut self, string: &str) -> Result<u32, Self::Error> {
+            self.memory.string(string)
+        }
+        fn define<T: Definition>(&mut self, row: T) -> Result<u32, Self::Error> {
+            self.memory.define(row)
+        }
+        fn event<E: Event>(&mut self, row: E) -> Result<(), Self::Error> {
+            if self.room == 0 {
+                self.lost += 1;
+                return Ok(());
+            }
+            self.room -= 1;
+            self.memory.event(row)
+        }
+        fn lost_events(&self) -> u64 {
+            self.lost
+        }
+    }
+
+    fn bytes_of<T: Plain>(record: &T) -> &[u8] {
+        // SAFETY: plain integers without padding.
+        unsafe { std::slice::from_raw_parts(std::ptr::from_ref(record).cast(), size_of::<T>()) }
+    }
+
+    const CPU: u16 = 3;
+
+    fn call(symbol: &str, time_ns: u64) -> Call {
+        let functions = functions::all();
+        let function = functions.iter().position(|function| function.symbol == symbol).expect("it") as u32;
+        Call {
+            kind: kind::CALL as u16,
+            cpu: CPU,
+            function,
+            time_ns,
+            pid_tid: 7 << 32 | 7,
+            stack: 0,
+            stack_pointer: 0x7000,
+            registers: [0; 6],
+        }
+    }
+
+    fn return_of(call: &Call) -> Return {
+        Return {
+            kind: kind::RETURN,
+            function: call.function,
+            time_ns: call.time_ns + 9,
+            pid_tid: call.pid_tid,
+            stack_pointer: call.stack_pointer + 8,
+            result: 0,
+            outs: [0; 2],
+        }
+    }
+
+    fn collector(room: u64) -> (Outside, Full) {
+        let mut sink = Full { memory: Memory::default(), room, lost: 0 };
+        let mut outside = Outside::new(functions::all(), false);
+        let Ok(()) = outside.begin_process(&Identity { pid: 7, ..Identity::default() }, true, &mut sink);
+        (outside, sink)
+    }
+
+    fn launch(time_ns: u64) -> StackCall {
+        let call = Call { kind: kind::STACK_CALL as u16, ..call("cuLaunchKernel", time_ns) };
+        StackCall { call, words: [0; STACK_WORDS] }
+    }
+
+    const SECOND: u64 = 1 << tally::INTERVAL_SHIFT;
+
+    #[test]
+    fn a_call_is_settled_under_its_own_time_and_processor_when_its_row_is_written() {
+        let (mut outside, mut sink) = collector(100);
+        // It begins in one interval, and ends in the next: another call is settled before it.
+        let copy = call("cuMemcpyHtoD_v2", SECOND - 5);
+        for record in [bytes_of(&copy), bytes_of(&call("cuCtxSetCurrent", SECOND - 4))] {
+            outside.take(record, &mut sink).expect("infallible");
+        }
+        assert_eq!(outside.settled().count(), 0, "the one has not returned, the other is no event");
+        outside.take(bytes_of(&return_of(&copy)), &mut sink).expect("infallible");
+        outside.take(bytes_of(&launch(SECOND + 9)), &mut sink).expect("infallible");
+        let mut settled: Vec<_> = outside.settled().collect();
+        settled.sort_by_key(|(key, _)| *key);
+        let one = Settled { written: 1, ..Settled::default() };
+        assert_eq!(settled, [(Key::new(0, CPU, 3), one), (Key::new(SECOND, CPU, 1), one)]);
+        assert_eq!((sink.memory.events.api.start_ns.len(), sink.memory.events.memcpy.start_ns.len()), (1, 1));
+    }
+
+    #[test]
+    fn what_the_sink_loses_is_settled_as_lost() {
+        let (mut outside, mut sink) = collector(3);
+        let copy = call("cuMemcpyHtoD_v2", 100);
+        outside.take(bytes_of(&launch(10)), &mut sink).expect("infallible");
+        outside.take(bytes_of(&launch(20)), &mut sink).expect("infallible");
+        outside.take(bytes_of(&copy), &mut sink).expect("infallible");
+        // There is room for the call, and none for what it copied.
+        outside.take(bytes_of(&return_of(&copy)), &mut sink).expect("infallible");
+        outside.take(bytes_of(&launch(200)), &mut sink).expect("infallible");
+        let settled: FxHashMap<_, _> = outside.settled().collect();
+        assert_eq!(settled[&Key::new(0, CPU, 1)], Settled { written: 2, lost: 1, left_out: 0 });
+        assert_eq!(settled[&Key::new(0, CPU, 3)], Settled { written: 1, ..Settled::default() });
+        assert_eq!(sink.lost, 2);
+    }
 
     #[test]
     fn a_key_keeps_what_it_is_made_of() {
