@@ -36,7 +36,9 @@ pub(crate) struct Ran {
 impl Graphs {
     /// The graphs of a trace.
     pub(crate) fn new(timeline: &Timeline) -> Graphs {
-        let mut nodes: Vec<GraphNode> = timeline.definitions.graph_nodes.rows().collect();
+        let nodes = timeline.definitions.graph_nodes.rows();
+        // 0 is no graph.
+        let mut nodes: Vec<GraphNode> = nodes.filter(|node| node.graph != 0).collect();
         nodes.sort_by_key(|node| (node.graph, node.index));
         let mut ranges = FxHashMap::default();
         let mut begin = 0;

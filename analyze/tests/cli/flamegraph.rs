@@ -13,7 +13,8 @@ use ktape_analyze::import;
 use ktape_analyze::timeline::Timeline;
 use ktape_analyze::timeline::weights::{GraphStacks, Value, weigh};
 use ktape_format::definition::{
-    self, Context, Device, Frame, Function, Graph, KernelName, Process, Stack, Stream, Thread, frame_kind, property,
+    self, Context, Device, Frame, Function, Graph, KernelName, Process, Stack, Stream, Thread, frame_kind, node_kind,
+    property,
 };
 use ktape_format::event::{Api, Event, GraphLaunch, Kernel, Launch, Loss, Memcpy, Memset, Sync, copy_kind, timing};
 use ktape_format::table::DefinitionKind;
@@ -590,7 +591,16 @@ fn sum_of(timeline: &Timeline, value: Value) -> u128 {
         Value::Cpu => sum(&events.cpu_sample.weight_ns),
         Value::Samples => events.cpu_sample.len() as u128,
         Value::Sync => sum(&events.sync.duration_ns),
-        Value::Launches => (events.launch.len() + events.graph_launch.len()) as u128,
+        Value::Launches => {
+            let graphs = events.graph_launch.rows().map(|row| {
+                let (kernels, is_whole) = match row.result {
+                    0 if timeline.host_only => expanded(timeline, row.graph),
+                    _ => (0, false),
+                };
+                kernels + u128::from(kernels == 0 || !is_whole)
+            });
+            events.launch.len() as u128 + graphs.sum::<u128>()
+        }
         Value::Api => [
             &events.launch.duration_ns,
             &events.graph_launch.duration_ns,
@@ -603,6 +613,22 @@ fn sum_of(timeline: &Timeline, value: Value) -> u128 {
         .iter()
         .sum(),
     }
+}
+
+/// How many kernels a graph runs, and whether all of it is known.
+fn expanded(timeline: &Timeline, graph: u32) -> (u128, bool) {
+    let nodes: Vec<_> = timeline.definitions.graph_nodes.rows().filter(|node| node.graph == graph).collect();
+    let is_told = graph != 0 && !nodes.is_empty();
+    nodes.into_iter().filter(|_| is_told).fold((0, is_told), |(kernels, is_whole), node| match node.kind {
+        node_kind::KERNEL => (kernels + 1, is_whole),
+        node_kind::UNKNOWN | node_kind::CONDITIONAL => (kernels, false),
+        node_kind::GRAPH if node.child >= graph => (kernels, false),
+        node_kind::GRAPH => {
+            let (inner, is_inner_whole) = expanded(timeline, node.child);
+            (kernels + inner, is_whole && is_inner_whole)
+        }
+        _ => (kernels, is_whole),
+    })
 }
 
 proptest! {
