@@ -7,6 +7,7 @@
 //!
 //! All this is under the lock of a run queue, which orders it: a thread cannot wake before it is put down as having left.
 
+use aya_ebpf::bindings::BPF_NOEXIST;
 use aya_ebpf::helpers::generated::{bpf_get_smp_processor_id, bpf_ktime_get_ns};
 use aya_ebpf::helpers::{bpf_get_current_pid_tgid, bpf_probe_read_kernel};
 use aya_ebpf::macros::{map, raw_tracepoint};
@@ -116,17 +117,20 @@ fn reason(preempt: bool, state: u32) -> u64 {
     }
 }
 
+/// One that is there already is of a stretch whose end was not seen; it is counted, as is one that there is no room for.
 #[inline(always)]
 fn put_down(tid: u32, off: &Off) {
-    if OFF_CPU.insert(tid, off, 0).is_err()
-        && let Some(counters) = OFF_COUNTERS.get_ptr_mut(0)
-    {
+    if OFF_CPU.insert(tid, off, u64::from(BPF_NOEXIST)).is_ok() {
+        return;
+    }
+    if let Some(counters) = OFF_COUNTERS.get_ptr_mut(0) {
         // SAFETY: a map's value.
         unsafe {
             count(&raw mut (*counters).seen);
             count(&raw mut (*counters).lost);
         }
     }
+    let _ = OFF_CPU.insert(tid, off, 0);
 }
 
 #[inline(always)]

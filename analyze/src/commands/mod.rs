@@ -12,7 +12,7 @@ pub mod import;
 pub mod info;
 mod layout;
 pub mod load;
-pub mod off_cpu;
+mod off_cpu;
 pub mod open;
 pub mod output;
 pub mod perfetto;
