@@ -162,7 +162,7 @@ impl Tracing {
             _ => {
                 let bytes = std::fs::read(library)?;
                 let kernel = probes::Kernel::ask().unwrap_or(probes::Kernel::OLD);
-                let Sites { sites, .. } = probes::sites(&Library::parse(&bytes[..])?, LAUNCHES.into_iter(), kernel)?;
+                let Sites { sites, .. } = probes::sites(&Library::parse(&bytes[..])?, LAUNCHES, kernel)?;
                 let add: String = sites
                     .iter()
                     .map(|site| {

@@ -46,7 +46,7 @@ fn the_cost_of_recording_is_told() {
     let names: Vec<&str> =
         contents.definitions.counters.rows().map(|row| contents.definitions.string(row.name)).collect();
     assert_eq!(names.len(), 3, "{names:?}");
-    assert!(contents.events.counter.len() >= 3 && contents.events.counter.len() % 3 == 0);
+    assert!(contents.events.counter.len() >= 3 && contents.events.counter.len().is_multiple_of(3));
 }
 
 #[test]

@@ -3,12 +3,12 @@
 //! [`Within::open`] reads what the call was asked, [`Open::finish`] adds what its return says.
 
 use ktape_ebpf::wire::{Call, STACK_WORDS};
-use ktape_format::{Row as _, Sink};
 use ktape_format::definition::Shape;
 use ktape_format::event::{
     Alloc, Api, EventRecord, EventWait, Free, GraphLaunch, Launch, Memcpy, Memset, Sync, allocator, copy_kind,
     sync_kind, timing,
 };
+use ktape_format::{Row as _, Sink};
 
 use super::Gaps;
 use super::account::{Fate, give};
