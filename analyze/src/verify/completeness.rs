@@ -170,7 +170,8 @@ impl Counting {
     fn period(&self, time_ns: i64) -> usize {
         let next = self.periods.partition_point(|&(start, ..)| start <= time_ns);
         match next.checked_sub(1) {
-            Some(period) if time_ns < self.periods[period].1 => period,
+            // The last time there is belongs to what ends there.
+            Some(period) if time_ns < self.periods[period].1 || time_ns == i64::MAX => period,
             _ => self.periods.len(),
         }
     }
