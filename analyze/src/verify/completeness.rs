@@ -170,7 +170,8 @@ impl Counting {
     fn period(&self, time_ns: i64) -> usize {
         let next = self.periods.partition_point(|&(start, ..)| start <= time_ns);
         match next.checked_sub(1) {
-            Some(period) if time_ns < self.periods[period].1 => period,
+            // The last time there is belongs to what ends there.
+            Some(period) if time_ns < self.periods[period].1 || time_ns == i64::MAX => period,
             _ => self.periods.len(),
         }
     }
@@ -195,12 +196,15 @@ impl Counting {
         }
         let known = KnownTables::new();
         let behind = self.periods.len();
+        // A recorder tells of every interval, also of one without calls: a gap is an account that is lost.
+        let follows = |at: usize| at == 0 || self.periods[at - 1].1 == self.periods[at].0;
+        let proven = (0..behind).take_while(|&at| self.periods[at].2 && follows(at)).count();
         let mut result = Completeness {
             holds: true,
             missing: 0,
             surplus: 0,
-            closed: self.periods.iter().all(|period| period.2),
-            proven_until_ns: self.periods.iter().take_while(|period| period.2).last().map(|period| period.1),
+            closed: proven == behind,
+            proven_until_ns: proven.checked_sub(1).map(|last| self.periods[last].1),
             unproven: 0,
             by_kind: Vec::new(),
             by_cpu: Vec::new(),
@@ -407,6 +411,14 @@ mod tests {
             1,
             "a row stands behind what it counts"
         );
+    }
+
+    #[test]
+    fn nothing_is_proven_behind_an_interval_without_an_account() {
+        let mut told = whole();
+        told.extend([tally(4, 0, 1, [1, 1, 0]), tally(4, 0, 0, [0; 3])]);
+        let result = checked(&told, &launches(&[1000, 1500, 1999, 2000, 4000]), false);
+        assert_eq!((result.holds, result.closed, result.proven_until_ns), (true, false, Some(3000)));
     }
 
     #[test]
