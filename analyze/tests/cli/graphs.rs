@@ -31,7 +31,7 @@ fn fill(tape: &mut TapeWriter, is_timed: bool) -> Result<(), ktape_format::TapeE
     let stream = tape.define(Stream { context, native: 9, ..Stream::default() })?;
     let mut stack = |name: &str, line| {
         let (name, file) = (tape.string(name)?, tape.string("/srv/model.py")?);
-        let frame = tape.define(Frame { name, file, line: 0, kind: frame_kind::PYTHON, ..Frame::default() })?;
+        let frame = tape.define(Frame { name, file, line: 0, kind: frame_kind::PYTHON })?;
         tape.define(Stack { parent: 0, frame, line })
     };
     let (captured, inner, launched) = (stack("capture", 10)?, stack("attention", 20)?, stack("replay", 30)?);
