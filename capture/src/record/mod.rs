@@ -4,5 +4,6 @@ mod libraries;
 mod losses;
 mod processes;
 mod python;
+pub mod segments;
 pub mod session;
 pub mod summary;
