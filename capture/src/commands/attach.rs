@@ -36,14 +36,20 @@ pub(super) fn run(args: &Args) -> Result<Outcome> {
     }
     let output = args.recording.output(&name, args.pids[0]);
     let stop = recording::stop_on_signals()?;
+    let segments = args.recording.segments(&output);
+    let is_segmented = segments.is_some();
     let mut session = Session::begin(Options {
         output: output.clone(),
+        segments,
         follow: false,
         launch_durations: args.recording.launch_durations,
         native: args.recording.native,
         buffer_bytes: args.recording.buffer << 20,
         cpu_hz: args.recording.cpu_hz,
     })?;
+    if is_segmented {
+        recording::rotate_on_hangup(&session)?;
+    }
     for &pid in &args.pids {
         session.add_process(pid)?;
     }

@@ -6,7 +6,9 @@
 use ktape_ebpf::wire::Counters;
 use ktape_format::event::{self, Loss};
 use ktape_format::table::Row;
-use ktape_format::{Sink as _, TapeError, TapeWriter};
+use ktape_format::{Sink as _, TapeError};
+
+use super::output::Output;
 
 use crate::probes::functions::{Meaning, Probed};
 
@@ -34,7 +36,7 @@ impl Losses {
         counters: &[Counters],
         samples: &Counters,
         now_ns: i64,
-        tape: &mut TapeWriter,
+        tape: &mut Output,
     ) -> Result<(), TapeError> {
         let mut by_table: Vec<(u16, u64)> = Vec::new();
         for ((function, counters), told) in functions.iter().zip(counters).zip(&mut self.told) {
@@ -60,7 +62,7 @@ impl Losses {
         calls: u64,
         samples: u64,
         now_ns: i64,
-        tape: &mut TapeWriter,
+        tape: &mut Output,
     ) -> Result<(), TapeError> {
         self.lost += calls;
         self.samples_lost += samples;
@@ -70,7 +72,7 @@ impl Losses {
     }
 
     /// A row that the tape has no room for is told with the next.
-    fn tell_untold(&mut self, cause: &str, now_ns: i64, tape: &mut TapeWriter) -> Result<(), TapeError> {
+    fn tell_untold(&mut self, cause: &str, now_ns: i64, tape: &mut Output) -> Result<(), TapeError> {
         let mut told = 0;
         for &(kind, count) in &self.untold {
             let cause = tape.string(cause)?;

@@ -1,7 +1,10 @@
 //! Recording: which processes, onto which tape, from when to when. The recorder knows files and processes, not CUDA.
 
+mod folder;
+mod keeper;
 mod libraries;
 mod losses;
+pub mod output;
 mod processes;
 mod python;
 pub mod segments;

@@ -8,6 +8,7 @@
 mod calls;
 mod collectives;
 mod copies;
+mod kept;
 mod kernels;
 mod native;
 mod objects;
