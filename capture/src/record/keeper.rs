@@ -22,6 +22,10 @@ use super::segments::Options;
 
 /// A day has so many rollups before they become one; a day that is over has one.
 const MOST_ROLLUPS: usize = 32;
+/// Room that is kept for the rollup without which nothing may be deleted from a full disk.
+const RESERVE_BYTES: u64 = 4 << 20;
+/// What keeps it.
+const RESERVE: &str = "reserve.ktape.part";
 /// The thread leaves the processor to others.
 const NICE: i32 = 10;
 
@@ -113,6 +117,7 @@ impl Worker {
             self.trouble(format!("tapes are read on all processors: {error}"));
         }
         self.clear();
+        self.reserve();
         self.tidy();
         for job in jobs {
             match job {
@@ -126,9 +131,12 @@ impl Worker {
                 }
                 Job::MakeRoom => {
                     self.make_room();
+                    self.tidy();
                 }
             }
         }
+        // That it is not there is all that is wanted.
+        let _ = self.folder.remove(RESERVE);
         self.kept
     }
 
@@ -140,6 +148,15 @@ impl Worker {
         }
         if let Ok(recording) = self.folder.list() {
             recording.superseded.iter().for_each(|path| self.remove_path(path));
+        }
+    }
+
+    /// Sees to it that the reserve is there. On a full disk it can't be, and is tried again later.
+    fn reserve(&self) {
+        if let Ok(file) = self.folder.create(RESERVE)
+            && fallocate(&file, FallocateFlags::empty(), 0, RESERVE_BYTES).is_err()
+        {
+            let _ = self.folder.remove(RESERVE);
         }
     }
 
@@ -177,7 +194,8 @@ impl Worker {
             let is_written = segment.name.segments.1 > self.ended;
             if !is_written && segment.tape.is_some() && segment.rollup.is_none() {
                 while let Err(error) = self.roll_up(std::slice::from_ref(&segment)) {
-                    if !self.make_room() {
+                    // What is kept for this is used first.
+                    if self.folder.remove(RESERVE).is_err() && !self.make_room() {
                         self.trouble(format!("{}: no rollup, so it is kept: {error:#}", segment.name.tape()));
                         break;
                     }
@@ -185,7 +203,9 @@ impl Worker {
             }
         }
         self.retain()?;
-        self.merge()
+        self.merge()?;
+        self.reserve();
+        Ok(())
     }
 
     /// Writes one rollup of these segments, under the name that says which they are.
