@@ -64,13 +64,7 @@ impl Carrier {
 
     /// The id there of the definition that has this id here; 0 for one that is not known.
     #[cold]
-    pub fn carry<K: Known, S: Sink>(
-        &mut self,
-        kind: u16,
-        id: u32,
-        known: &K,
-        sink: &mut S,
-    ) -> Result<u32, S::Error> {
+    pub fn carry<K: Known, S: Sink>(&mut self, kind: u16, id: u32, known: &K, sink: &mut S) -> Result<u32, S::Error> {
         if id == 0 {
             return Ok(0);
         }
@@ -157,13 +151,7 @@ impl Carrier {
     }
 
     /// Writes a definition behind all that it refers to. Not by recursion: a stranger's stack may be a million frames deep.
-    fn settle<K: Known, S: Sink>(
-        &mut self,
-        kind: u16,
-        id: u32,
-        known: &K,
-        sink: &mut S,
-    ) -> Result<(), S::Error> {
+    fn settle<K: Known, S: Sink>(&mut self, kind: u16, id: u32, known: &K, sink: &mut S) -> Result<(), S::Error> {
         self.work.push((kind, id));
         while let Some(&(kind, id)) = self.work.last() {
             if self.found(kind, id).is_some() {
@@ -187,13 +175,7 @@ impl Carrier {
     }
 
     /// Writes what was said of a definition that has just been written.
-    fn said<K: Known, S: Sink>(
-        &mut self,
-        kind: u16,
-        id: u32,
-        known: &K,
-        sink: &mut S,
-    ) -> Result<(), S::Error> {
+    fn said<K: Known, S: Sink>(&mut self, kind: u16, id: u32, known: &K, sink: &mut S) -> Result<(), S::Error> {
         let (_, subject) = self.entry(kind, id);
         if subject == 0 {
             return Ok(());

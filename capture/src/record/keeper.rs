@@ -257,7 +257,8 @@ impl Worker {
         for segment in recording.segments.iter().filter(closed) {
             let (Some(tape), Some(_)) = (&segment.tape, &segment.rollup) else { continue };
             let is_too_much = keep_bytes.is_some_and(|most| total > most);
-            let age = std::fs::metadata(tape).ok().and_then(|data| data.modified().ok()).and_then(|at| at.elapsed().ok());
+            let age =
+                std::fs::metadata(tape).ok().and_then(|data| data.modified().ok()).and_then(|at| at.elapsed().ok());
             let is_too_old = keep_age.zip(age).is_some_and(|(most, age)| age > most);
             if is_too_much || is_too_old {
                 total -= bytes(tape).min(total);

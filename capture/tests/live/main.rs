@@ -10,6 +10,7 @@ mod names;
 mod native;
 mod processes;
 mod samples;
+mod segments;
 mod stacks;
 
 use exact::Compared;

@@ -96,7 +96,8 @@ fn a_month_of_rollups_is_a_few_megabytes_and_exact() {
     let recording = worker.folder.list().unwrap();
     assert!(recording.segments.len() < 31 + MOST_ROLLUPS, "{}", recording.segments.len());
     assert_eq!(recording.last(), 144 * DAYS);
-    let bytes: u64 = recording.segments.iter().map(|s| std::fs::metadata(s.rollup.as_ref().unwrap()).unwrap().len()).sum();
+    let bytes: u64 =
+        recording.segments.iter().map(|s| std::fs::metadata(s.rollup.as_ref().unwrap()).unwrap().len()).sum();
     println!("{} rollups of {DAYS} days: {bytes} bytes", recording.segments.len());
     assert!(bytes < 5_000_000, "{bytes}");
     let mut found: BTreeMap<String, (u64, u64, u64, u64)> = BTreeMap::new();
@@ -113,7 +114,11 @@ fn a_month_of_rollups_is_a_few_megabytes_and_exact() {
     }
     assert_eq!(found, expected);
     // The month is over: one file.
-    let next = Name { recording: "node".to_owned(), begin_s: begin_s(144 * DAYS + 1), segments: (144 * DAYS + 1, 144 * DAYS + 1) };
+    let next = Name {
+        recording: "node".to_owned(),
+        begin_s: begin_s(144 * DAYS + 1),
+        segments: (144 * DAYS + 1, 144 * DAYS + 1),
+    };
     std::fs::write(folder.path().join(next.tape()), "").unwrap();
     worker.merge().unwrap();
     let recording = worker.folder.list().unwrap();
