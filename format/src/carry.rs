@@ -300,3 +300,51 @@ impl Known for OfTape<'_> {
         rows.map(|&row| self.definitions.graph_nodes.row(row as usize))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Memory;
+    use crate::definition::{Frame, Graph, Shape, Stack};
+    use crate::event::{GraphLaunch, Launch};
+
+    #[test]
+    fn a_stack_of_a_million_frames_and_one_that_is_its_own_parent_are_carried() {
+        let mut memory = Memory::default();
+        let mut parent = 0;
+        for line in 0..1_000_000 {
+            memory.definitions.stacks.push(Stack { parent, frame: 0, line });
+            parent = memory.definitions.stacks.len() as u32;
+        }
+        memory.definitions.stacks.push(Stack { parent: parent + 2, frame: 0, line: 7 });
+        memory.definitions.stacks.push(Stack { parent: parent + 1, frame: 0, line: 8 });
+        let known = OfTape::new(&memory.definitions);
+        let (mut carrier, mut there) = (Carrier::default(), Memory::default());
+        for stack in [parent, parent + 1, parent + 2, parent + 3] {
+            let Ok(()) = carrier.event(Launch { stack, ..Launch::default() }, &known, &mut there);
+        }
+        assert_eq!(there.definitions.stack_nodes(there.events.launch.stack[0]).count(), 1_000_000);
+        assert_eq!(there.definitions.stack_nodes(there.events.launch.stack[1]).count(), 2);
+        assert_eq!((there.events.launch.stack[3], carrier.missing()), (0, 1));
+    }
+
+    #[test]
+    fn a_graph_takes_its_nodes_along_and_these_what_they_refer_to() {
+        let mut memory = Memory::default();
+        let Ok(frame) = memory.define(Frame::default());
+        let Ok(stack) = memory.define(Stack { frame, ..Stack::default() });
+        let Ok(shape) = memory.define(Shape { grid_x: 5, ..Shape::default() });
+        let [outer, inner, other] =
+            [1, 2, 3].map(|native| memory.define(Graph { native, ..Graph::default() }).unwrap());
+        for (graph, child) in [(outer, inner), (inner, outer), (other, 0)] {
+            let Ok(_) = memory.define(GraphNode { graph, child, shape, stack, ..GraphNode::default() });
+        }
+        let known = OfTape::new(&memory.definitions);
+        let (mut carrier, mut there) = (Carrier::default(), Memory::default());
+        let Ok(()) = carrier.event(GraphLaunch { graph: outer, ..GraphLaunch::default() }, &known, &mut there);
+        let nodes: Vec<GraphNode> = there.definitions.graph_nodes.rows().collect();
+        assert_eq!(nodes.len(), 2);
+        assert_eq!((nodes[0].child, nodes[1].child), (nodes[1].graph, nodes[0].graph));
+        assert_eq!(there.definitions.get::<Shape>(nodes[1].shape).unwrap().grid_x, 5);
+    }
+}

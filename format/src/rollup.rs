@@ -27,16 +27,47 @@ pub const MOST_KEYS: usize = 1 << 18;
 pub struct Digest {
     /// The definitions of all tapes so far; what `totals` refers to.
     memory: Memory,
-    totals: FxHashMap<Key, Totals>,
+    sums: Sums,
     losses: BTreeMap<(u32, u16, u32), (i64, i64, u64)>,
     tallies: BTreeMap<(u32, u16), (i64, i64, [u64; 3])>,
     /// The first and the last pair of each clock and device.
     clocks: BTreeMap<(u8, u32), (ClockPair, ClockPair)>,
     /// From the first event to the end of the last.
     span: Option<(i64, i64)>,
+}
+
+/// Totals by what they are about.
+#[derive(Debug)]
+struct Sums {
+    totals: FxHashMap<Key, Totals>,
+    /// How many keys are not of the rest.
+    told_apart: usize,
+    most_keys: usize,
     /// Events that are in rows of their kind and function only.
     rest: u64,
-    most_keys: usize,
+}
+
+impl Sums {
+    fn new(most_keys: usize) -> Sums {
+        Sums { totals: FxHashMap::default(), told_apart: 0, most_keys, rest: 0 }
+    }
+
+    #[inline]
+    fn add(&mut self, key: Key, totals: Totals) {
+        if let Some(known) = self.totals.get_mut(&key) {
+            return known.add(totals);
+        }
+        let key = if key.is_rest() {
+            key
+        } else if self.told_apart < self.most_keys {
+            self.told_apart += 1;
+            key
+        } else {
+            self.rest += totals.count;
+            key.rest()
+        };
+        self.totals.entry(key).or_insert(Totals::NONE).add(totals);
+    }
 }
 
 /// What one row of totals is about.
@@ -105,19 +136,17 @@ impl Digest {
     pub fn with_most_keys(most_keys: usize) -> Digest {
         Digest {
             memory: Memory::default(),
-            totals: FxHashMap::default(),
+            sums: Sums::new(most_keys),
             losses: BTreeMap::new(),
             tallies: BTreeMap::new(),
             clocks: BTreeMap::new(),
             span: None,
-            rest: 0,
-            most_keys,
         }
     }
 
     /// Takes a tape in: its events, or its rows of totals if it is a rollup. What of it cannot be read is a loss.
     pub fn add_tape(&mut self, tape: &Tape) -> Result<(), TapeError> {
-        let mut adding = Adding { most_keys: self.most_keys, ..Adding::default() };
+        let mut adding = Adding::new(self.sums.most_keys);
         let mut owners = Owners::default();
         let mut damage = Vec::new();
         // All definitions are known at the end only, and a part gets those so far: shapes and owners are read part by part.
@@ -135,14 +164,14 @@ impl Digest {
 
     /// Takes a trace in memory in.
     pub fn add_events(&mut self, definitions: &Definitions, events: &Events) {
-        let mut adding = Adding { most_keys: self.most_keys, ..Adding::default() };
+        let mut adding = Adding::new(self.sums.most_keys);
         adding.add(definitions, &Owners::of(definitions), events);
         self.take(definitions, adding, &[]);
     }
 
     /// Events that are in rows of their kind and function only, as there were too many different keys.
     pub fn rest(&self) -> u64 {
-        self.rest
+        self.sums.rest
     }
 
     /// Takes over what was added up by a tape's ids.
@@ -154,25 +183,21 @@ impl Digest {
             let Ok(there) = carrier.carry(kind as u16, id, &known, memory);
             there
         };
-        self.rest += adding.rest;
+        self.sums.rest += adding.sums.rest;
         let rest = definitions.property(subject::TAPE, 0, property::ROLLED_UP_TOGETHER);
-        self.rest += rest.and_then(|rest| rest.parse::<u64>().ok()).unwrap_or(0);
+        self.sums.rest += rest.and_then(|rest| rest.parse::<u64>().ok()).unwrap_or(0);
         // In the order of their ids, so that the same tapes give the same bytes.
-        let mut totals: Vec<(Key, Totals)> = adding.totals.into_iter().collect();
+        let mut totals: Vec<(Key, Totals)> = adding.sums.totals.into_iter().collect();
         totals.sort_unstable_by_key(|(key, _)| *key);
         for (key, sums) in totals {
-            let mut there = Key {
+            let there = Key {
                 process: carry(DefinitionKind::Process, key.process),
                 kernel: carry(DefinitionKind::Kernel, key.kernel),
                 stack: carry(DefinitionKind::Stack, key.stack),
                 function: carry(DefinitionKind::Function, key.function),
                 ..key
             };
-            if self.totals.len() >= self.most_keys && !self.totals.contains_key(&there) {
-                self.rest += sums.count;
-                there = there.rest();
-            }
-            self.totals.entry(there).or_insert(Totals::NONE).add(sums);
+            self.sums.add(there, sums);
         }
         let losses = adding.losses.into_iter().map(|((process, kind, cause), loss)| {
             ((carry(DefinitionKind::Process, process), kind, carry(DefinitionKind::String, cause)), loss)
@@ -209,8 +234,8 @@ impl Digest {
     pub fn write<S: Sink>(&self, sink: &mut S) -> Result<(), S::Error> {
         let known = OfTape::new(&self.memory.definitions);
         let mut carrier = Carrier::default();
-        if self.rest > 0 {
-            sink.property(subject::TAPE, 0, property::ROLLED_UP_TOGETHER, &self.rest.to_string())?;
+        if self.sums.rest > 0 {
+            sink.property(subject::TAPE, 0, property::ROLLED_UP_TOGETHER, &self.sums.rest.to_string())?;
         }
         for &(first, last) in self.clocks.values() {
             carrier.event(first, &known, sink)?;
@@ -220,7 +245,7 @@ impl Digest {
         }
         let (start_ns, end_ns) = self.span.unwrap_or_default();
         let duration_ns = end_ns.wrapping_sub(start_ns) as u64;
-        let mut totals: Vec<(&Key, &Totals)> = self.totals.iter().collect();
+        let mut totals: Vec<(&Key, &Totals)> = self.sums.totals.iter().collect();
         totals.sort_unstable_by_key(|(key, _)| **key);
         for (key, sums) in totals {
             let row = Rollup {
@@ -253,6 +278,10 @@ impl Digest {
 }
 
 impl Key {
+    fn is_rest(self) -> bool {
+        self == self.rest()
+    }
+
     /// The row of all that is not told apart.
     fn rest(self) -> Key {
         Key { process: 0, kernel: 0, stack: 0, ..self }
@@ -260,18 +289,25 @@ impl Key {
 }
 
 /// What is added up of one tape, by that tape's ids.
-#[derive(Default)]
 struct Adding {
-    totals: FxHashMap<Key, Totals>,
+    sums: Sums,
     losses: BTreeMap<(u32, u16, u32), (i64, i64, u64)>,
     tallies: BTreeMap<(u32, u16), (i64, i64, [u64; 3])>,
     clocks: Vec<ClockPair>,
     span: Option<(i64, i64)>,
-    rest: u64,
-    most_keys: usize,
 }
 
 impl Adding {
+    fn new(most_keys: usize) -> Adding {
+        Adding {
+            sums: Sums::new(most_keys),
+            losses: BTreeMap::new(),
+            tallies: BTreeMap::new(),
+            clocks: Vec::new(),
+            span: None,
+        }
+    }
+
     fn add(&mut self, definitions: &Definitions, owners: &Owners, events: &Events) {
         let Ok(()) = visit_kinds(&mut Rows { adding: self, definitions, owners, events });
         for row in events.rollup.rows() {
@@ -284,7 +320,7 @@ impl Adding {
                 function: row.function,
             };
             let Rollup { count, failed, sum_ns, min_ns, max_ns, bytes, .. } = row;
-            self.sum(key, Totals { count, failed, sum_ns, min_ns, max_ns, bytes });
+            self.sums.add(key, Totals { count, failed, sum_ns, min_ns, max_ns, bytes });
             extend(&mut self.span, row.start_ns, row.end_ns());
         }
         for row in events.loss.rows() {
@@ -304,17 +340,6 @@ impl Adding {
                 _ => self.clocks.push(pair),
             }
         }
-    }
-
-    #[inline]
-    fn sum(&mut self, key: Key, sums: Totals) {
-        if let Some(known) = self.totals.get_mut(&key) {
-            return known.add(sums);
-        }
-        let has_room = self.totals.len() < self.most_keys;
-        let key = if has_room { key } else { key.rest() };
-        self.rest += if has_room { 0 } else { sums.count };
-        self.totals.entry(key).or_insert(Totals::NONE).add(sums);
     }
 }
 
@@ -372,7 +397,7 @@ impl KindVisitor for Rows<'_> {
                 max_ns: duration_ns,
                 bytes: at(&bytes, row),
             };
-            self.adding.sum(key, totals);
+            self.adding.sums.add(key, totals);
             let lasts_ns = if is_sample { 0 } else { duration_ns };
             extend(&mut self.adding.span, start as i64, (start as i64).saturating_add_unsigned(lasts_ns));
         }
@@ -423,4 +448,148 @@ fn add_tally(
     let (start, end, sums) = tallies.entry(key).or_insert((start_ns, end_ns, [0; 3]));
     (*start, *end) = ((*start).min(start_ns), (*end).max(end_ns));
     sums.iter_mut().zip(counts).for_each(|(sum, count)| *sum = sum.saturating_add(count));
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::definition::{Frame, KernelName, Process, Stack, Thread};
+    use crate::event::{Alloc, Launch};
+    use crate::{Options, TapeWriter};
+
+    /// What happens, by small numbers: kind, stack, kernel, duration, result, bytes.
+    type What = (bool, u32, u32, u64, bool, u64);
+
+    /// The events as a tape has them that defines what it meets, in this order.
+    fn trace(events: &[What]) -> Memory {
+        let mut memory = Memory::default();
+        for &(is_launch, stack, kernel, duration_ns, failed, bytes) in events {
+            let Ok(process) = memory.define(Process { pid: i64::from(stack % 2), ..Process::default() });
+            let Ok(thread) = memory.define(Thread { process, tid: 1 });
+            let Ok(name) = memory.string(&format!("function {stack}"));
+            let Ok(frame) = memory.define(Frame { name, ..Frame::default() });
+            let Ok(stack) = memory.define(Stack { parent: 0, frame, line: 1 });
+            let result = i32::from(failed);
+            let Ok(()) = if is_launch {
+                let Ok(name) = memory.string(&format!("kernel {kernel}"));
+                let Ok(kernel) = memory.define(KernelName { name, module: 0 });
+                let Ok(shape) = memory.define(Shape { kernel, ..Shape::default() });
+                memory.event(Launch { duration_ns, thread, stack, shape, result, ..Launch::default() })
+            } else {
+                memory.event(Alloc { duration_ns, thread, stack, bytes, result, ..Alloc::default() })
+            };
+        }
+        memory
+    }
+
+    /// The rows with names in the place of ids.
+    fn rows(digest: &Digest) -> BTreeMap<(i64, u16, u8, String, String), [u64; 6]> {
+        let mut memory = Memory::default();
+        let Ok(()) = digest.write(&mut memory);
+        let definitions = &memory.definitions;
+        let frame = |stack| definitions.get::<Stack>(stack).and_then(|stack| definitions.get::<Frame>(stack.frame));
+        let row = |row: Rollup| {
+            let process = definitions.get(row.process).map_or(-1, |process: Process| process.pid);
+            let kernel = definitions.get(row.kernel).map_or("", |kernel: KernelName| definitions.string(kernel.name));
+            let stack = frame(row.stack).map_or("", |frame| definitions.string(frame.name));
+            let key = (process, row.kind, digits(row.max_ns), kernel.to_owned(), stack.to_owned());
+            (key, [row.count, row.failed, row.sum_ns, row.min_ns, row.max_ns, row.bytes])
+        };
+        let rows: Vec<_> = memory.events.rollup.rows().map(row).collect();
+        let count = rows.len();
+        let rows: BTreeMap<_, _> = rows.into_iter().collect();
+        assert_eq!(rows.len(), count, "one row for each key");
+        rows
+    }
+
+    /// A digest on a tape, and read again.
+    fn tape(digest: &Digest) -> Tape {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("r.ktape");
+        let mut tape = TapeWriter::create(&path, &Options::batch("test")).unwrap();
+        digest.write(&mut tape).unwrap();
+        tape.finish().unwrap();
+        Tape::from_bytes(std::fs::read(path).unwrap()).unwrap()
+    }
+
+    fn what() -> impl Strategy<Value = What> {
+        (
+            any::<bool>(),
+            0..5_u32,
+            0..3_u32,
+            prop_oneof![0..20_u64, any::<u32>().prop_map(u64::from)],
+            any::<bool>(),
+            0..99_u64,
+        )
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(64))]
+
+        #[test]
+        fn the_rollup_of_all_is_that_of_the_rollups_of_any_parts(
+            events in prop::collection::vec(what(), 0..200),
+            cuts in prop::collection::vec(0..200_usize, 0..5),
+        ) {
+            let mut whole = Digest::default();
+            let memory = trace(&events);
+            whole.add_events(&memory.definitions, &memory.events);
+            let mut cuts: Vec<usize> = cuts.into_iter().map(|cut| cut.min(events.len())).collect();
+            cuts.extend([0, events.len()]);
+            cuts.sort_unstable();
+            let mut merged = Digest::default();
+            for cut in cuts.windows(2) {
+                let memory = trace(&events[cut[0]..cut[1]]);
+                let mut part = Digest::default();
+                part.add_events(&memory.definitions, &memory.events);
+                merged.add_tape(&tape(&part)).unwrap();
+            }
+            prop_assert_eq!(rows(&merged), rows(&whole));
+            let count: u64 = rows(&whole).values().map(|sums| sums[0]).sum();
+            prop_assert_eq!(count, events.len() as u64);
+        }
+    }
+
+    #[test]
+    fn what_is_not_told_apart_is_in_rows_of_its_kind_and_counted() {
+        let events: Vec<What> = (0..100).map(|index| (true, index % 50, 0, 5, false, 0)).collect();
+        let memory = trace(&events);
+        let mut digest = Digest::with_most_keys(10);
+        digest.add_events(&memory.definitions, &memory.events);
+        let check = |digest: &Digest| {
+            assert_eq!(digest.rest(), 80);
+            let rows = rows(digest);
+            assert_eq!(rows.values().map(|sums| sums[0]).sum::<u64>(), 100);
+            assert_eq!(rows[&(-1, Launch::KIND, 3, String::new(), String::new())][0], 80);
+        };
+        check(&digest);
+        let mut again = Digest::default();
+        again.add_tape(&tape(&digest)).unwrap();
+        check(&again);
+    }
+
+    #[test]
+    fn losses_and_tallies_are_added_up() {
+        let mut memory = Memory::default();
+        let Ok(cause) = memory.string("full");
+        for start_ns in [10, 5] {
+            let loss = Loss { start_ns, duration_ns: 3, count: 7, kind: Launch::KIND, cause, ..Loss::default() };
+            let Ok(()) = memory.event(loss);
+            let tally = Tally { start_ns, duration_ns: 4, cpu: 1, kind: Launch::KIND, seen: 9, written: 2, lost: 7 };
+            let Ok(()) = memory.event(tally);
+        }
+        let mut digest = Digest::default();
+        digest.add_events(&memory.definitions, &memory.events);
+        let Ok(()) = {
+            memory = Memory::default();
+            digest.write(&mut memory)
+        };
+        let losses: Vec<Loss> = memory.events.loss.rows().collect();
+        let loss = Loss { start_ns: 5, duration_ns: 8, count: 14, kind: Launch::KIND, cause: 1, ..Loss::default() };
+        assert_eq!((losses, memory.definitions.string(1)), (vec![loss], "full"));
+        let tally = Tally { start_ns: 5, duration_ns: 9, cpu: 1, kind: Launch::KIND, seen: 18, written: 4, lost: 14 };
+        assert_eq!(memory.events.tally.rows().collect::<Vec<_>>(), [tally]);
+    }
 }

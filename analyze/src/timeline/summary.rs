@@ -3,10 +3,10 @@
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
 
-use ktape_format::{Row as _, Table};
 use ktape_format::definition::{Context, Device, KernelName, Process, Shape, Stream, Thread, property};
 use ktape_format::event::{Kernel, Launch};
 use ktape_format::table::DefinitionKind;
+use ktape_format::{Row as _, Table};
 use rustc_hash::FxHashMap;
 use serde::Serialize;
 
