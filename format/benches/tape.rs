@@ -10,9 +10,10 @@ use std::hint::black_box;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
+use ktape_format::definition::{Context, Frame, Function, KernelName, Process, Shape, Stack, Stream, Thread};
 use ktape_format::event::{Kernel, Launch};
 use ktape_format::header::ClockKind;
-use ktape_format::{Options, Row as _, Sink, Table, Tape, TapeWriter, Wanted, WhenFull};
+use ktape_format::{Catalog, Options, Row as _, Sink, Table, Tape, TapeError, TapeWriter, Wanted, WhenFull};
 
 /// How many launches fill one of a recorder's halves, but for a few.
 const HALF_EVENTS: u64 = 65_000;
@@ -78,6 +79,45 @@ fn staging(path: &Path) -> Result<(), Box<dyn std::error::Error>> {
         writer.seal().expect("room on the disk");
         time
     });
+    // The same through a catalog, as a recording of many segments has it.
+    let mut catalog = Catalog::default();
+    let mut define = |number: u64| {
+        let name = catalog.string(&format!("name {}", number % 400));
+        let process = catalog.define(Process::default(), &mut writer)?;
+        let thread = catalog.define(Thread { process, tid: 1 }, &mut writer)?;
+        let context = catalog.define(Context { process, ..Context::default() }, &mut writer)?;
+        let stream = catalog.define(Stream { context, ..Stream::default() }, &mut writer)?;
+        let function = catalog.define(Function { name: 1, ..Function::default() }, &mut writer)?;
+        let frame = catalog.define(Frame { name, ..Frame::default() }, &mut writer)?;
+        let stack = catalog.define(Stack { frame, line: (number % 300) as u32, ..Stack::default() }, &mut writer)?;
+        let kernel = catalog.define(KernelName { name, module: 0 }, &mut writer)?;
+        let shape = catalog.define(Shape { kernel, ..Shape::default() }, &mut writer)?;
+        Ok::<Launch, TapeError>(Launch { thread, stream, function, stack, shape, ..launch(number) })
+    };
+    let rows = (0..1200).map(&mut define).collect::<Result<Vec<_>, _>>()?;
+    rows.iter().try_for_each(|&row| catalog.event(row, &mut writer))?;
+    writer.seal()?;
+    let carried = each(HALF_EVENTS, || {
+        let began = Instant::now();
+        for (number, row) in (0..HALF_EVENTS).zip(rows.iter().cycle()) {
+            let row = Launch { start_ns: number as i64 * 6000, correlation: number, ..*row };
+            let _ = black_box(catalog.event(black_box(row), &mut writer));
+        }
+        let time = began.elapsed();
+        writer.seal().expect("room on the disk");
+        time
+    });
+    // And the same rows without one.
+    let copied = each(HALF_EVENTS, || {
+        let began = Instant::now();
+        for (number, row) in (0..HALF_EVENTS).zip(rows.iter().cycle()) {
+            let row = Launch { start_ns: number as i64 * 6000, correlation: number, ..*row };
+            let _ = black_box(writer.event(black_box(row)));
+        }
+        let time = began.elapsed();
+        writer.seal().expect("room on the disk");
+        time
+    });
     // The limit: the same 64 bytes of each record into memory that is as warm.
     let mut memory = vec![[0_u64; 8]; HALF_EVENTS as usize];
     let stored = each(HALF_EVENTS, || {
@@ -98,12 +138,14 @@ fn staging(path: &Path) -> Result<(), Box<dyn std::error::Error>> {
         began.elapsed()
     });
     say("stage a launch (64 bytes with its head)", &best_and_median(staged));
+    say("  the same from a list of rows", &best_and_median(copied));
+    say("  the same through a catalog of definitions", &best_and_median(carried));
     say("  limit: store its 64 bytes to memory", &best_and_median(stored));
     say("  for scale: read the clock once", &best_and_median(clock));
     let written = writer.finish()?;
     assert_eq!(
         written.events,
-        (ROUNDS as u64 + 2) * HALF_EVENTS,
+        (3 * ROUNDS as u64 + 2) * HALF_EVENTS + rows.len() as u64,
         "an event was lost: the figure would be of less work"
     );
     Ok(())

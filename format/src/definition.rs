@@ -8,6 +8,7 @@ use std::hash::Hash;
 
 use rustc_hash::FxHashMap;
 
+use crate::catalog::Shelf;
 use crate::table::{DefinitionKind as D, Predictor as P, Refers as R, Row, Table, tables};
 
 pub use crate::codes::{api_domain, frame_kind, node_kind, vendor};
@@ -56,6 +57,8 @@ pub mod property {
     pub const BLIND_SPOTS: &str = "blind_spots";
     /// What an importer saw and did not keep: a JSON object of description to count.
     pub const NOT_KEPT: &str = "not_kept";
+    /// How many events of a rollup are in rows of their kind and function only, as there were too many different stacks.
+    pub const ROLLED_UP_TOGETHER: &str = "rolled_up_together";
 }
 
 tables! {
@@ -271,6 +274,10 @@ pub trait Definition: Row + Eq + Hash {
     fn table_mut(definitions: &mut Definitions) -> &mut Self::Table;
     /// This kind's part of an index.
     fn ids(index: &mut Index) -> &mut Ids<Self>;
+    /// This kind's part of a catalog.
+    fn shelf(shelves: &Shelves) -> &Shelf<Self>;
+    /// This kind's part of a catalog, to be changed.
+    fn shelf_mut(shelves: &mut Shelves) -> &mut Shelf<Self>;
 }
 
 /// Code that runs once for each definition kind except strings.
@@ -299,12 +306,18 @@ macro_rules! definitions {
             $( $field: Ids<$row>, )*
         }
 
+        /// The rows of a [`Catalog`](crate::catalog::Catalog), by kind.
+        #[derive(Debug, Default)]
+        pub struct Shelves { $( $field: Shelf<$row>, )* }
+
         $(
             impl Eq for $row {}
             impl Definition for $row {
                 fn table(definitions: &Definitions) -> &$table { &definitions.$field }
                 fn table_mut(definitions: &mut Definitions) -> &mut $table { &mut definitions.$field }
                 fn ids(index: &mut Index) -> &mut Ids<$row> { &mut index.$field }
+                fn shelf(shelves: &Shelves) -> &Shelf<$row> { &shelves.$field }
+                fn shelf_mut(shelves: &mut Shelves) -> &mut Shelf<$row> { &mut shelves.$field }
             }
         )*
 

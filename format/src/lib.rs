@@ -9,6 +9,8 @@
 //! [`codec`] is one block without a file.
 
 pub mod block;
+pub mod carry;
+pub mod catalog;
 pub mod codec;
 mod codes;
 mod column;
@@ -23,7 +25,9 @@ pub mod owners;
 mod part;
 mod predict;
 pub mod reader;
+pub mod recording;
 mod replay;
+pub mod rollup;
 mod sealer;
 mod source;
 mod staging;
@@ -36,6 +40,7 @@ pub mod wanted;
 mod wide;
 pub mod writer;
 
+pub use catalog::Catalog;
 pub use definition::{Definition, Definitions};
 pub use error::{Damage, TapeError};
 pub use event::{Event, Events};

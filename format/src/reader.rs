@@ -65,7 +65,12 @@ pub struct Part<'a> {
 impl Tape {
     /// Opens the tape at `path`. It may be growing: what was on it when this was called is seen.
     pub fn open(path: &Path) -> Result<Tape, TapeError> {
-        Tape::new(Source::file(File::open(path)?)?)
+        Tape::of_file(File::open(path)?)
+    }
+
+    /// Opens a tape in an open file.
+    pub fn of_file(file: File) -> Result<Tape, TapeError> {
+        Tape::new(Source::file(file)?)
     }
 
     /// Opens a tape that is in memory.

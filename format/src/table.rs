@@ -188,6 +188,9 @@ pub trait Row: Copy + Default + PartialEq + std::fmt::Debug + Send + Sync + 'sta
     fn stage(&self, out: &mut [u64]) -> u64;
     /// Reads what [`Row::stage`] wrote. `staged` has exactly [`Row::STAGED_BYTES`].
     fn unstage(staged: &[u8]) -> Self;
+    /// Replaces each id by what `by` makes of it and its table; 0, which is none, stays. The subject of a property is not
+    /// among them, as its column does not say of which table it is. Stops at the first error.
+    fn map_references<E>(&mut self, by: impl FnMut(DefinitionKind, u32) -> Result<u32, E>) -> Result<(), E>;
 }
 
 /// Rows as columns.
@@ -296,6 +299,20 @@ macro_rules! tables {
                 }, )* };
                 debug_assert!(rest.is_empty());
                 row
+            }
+            #[inline]
+            fn map_references<Error>(
+                &mut self,
+                mut by: impl FnMut($crate::table::DefinitionKind, u32) -> Result<u32, Error>,
+            ) -> Result<(), Error> {
+                // Some rows refer to nothing.
+                let _ = &mut by;
+                $( if let $crate::table::Refers::To(kind) = const { $refers }
+                    && let id @ 1.. = $crate::table::Value::to_bits(self.$field)
+                {
+                    self.$field = $crate::table::Value::from_bits(u64::from(by(kind, id as u32)?));
+                } )*
+                Ok(())
             }
         }
 

@@ -538,6 +538,12 @@ impl TapeWriter {
         Ok(self.open.as_mut().is_some_and(|open| open.row(&row)))
     }
 
+    /// Why what is next could not be written, if it could not.
+    pub fn trouble(&mut self) -> Option<&str> {
+        self.take_done();
+        self.trouble.as_deref().filter(|_| self.stuck)
+    }
+
     /// An event for which another half must be opened first, or that is lost.
     #[cold]
     fn event_without_room<E: Event>(&mut self, row: E) -> Result<(), TapeError> {

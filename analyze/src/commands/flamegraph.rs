@@ -8,7 +8,7 @@ use ktape_format::Table as _;
 use regex::Regex;
 
 use super::load::{Loaded, load};
-use super::{Outcome, note_losses, output};
+use super::{Outcome, note_losses, output, recording};
 use crate::export::flamegraph::svg::{self, Caption};
 use crate::export::flamegraph::{By, Shape, Tree, folded};
 use crate::export::speedscope;
@@ -87,7 +87,10 @@ pub fn run(args: &Args) -> Result<Outcome> {
     if args.output.is_some() && args.output == args.speedscope {
         return Err(output::Refused("--output and --speedscope name the same file; give them two".to_owned()).into());
     }
-    let loaded = load(&args.input, &args.selection, &args.symbols)?;
+    let loaded = match recording::is_recording(&args.input) {
+        true => recording::load(&args.input, &args.selection, &args.symbols)?,
+        false => load(&args.input, &args.selection, &args.symbols)?,
+    };
     // Standard output may be the product. A closed stderr leaves nobody to tell.
     let _ = note_losses(&mut io::stderr(), &loaded);
     let value = value(args, &loaded)?;

@@ -9,6 +9,7 @@ use serde::Serialize;
 use super::blind_spots::{self, BlindSpot};
 use super::counts::write_not_kept;
 use super::load::{Loaded, Losses, load, open_tape};
+use super::recording::{self, KindTotals, Part};
 use super::{Outcome, audit, cpu_side, host_side, layout, note_host_only, note_losses, off_cpu, write_json};
 use crate::human::{HumanBytes, HumanCount, counted, duration, share, text_table};
 use crate::layout::Layout;
@@ -29,6 +30,7 @@ Examples:
   analyze info run.ktape                          events, devices, streams
   analyze info run.ktape --kernels | head -40     the kernels with the most time
   analyze info run.ktape --from 1s --to 2s        the same of a part
+  analyze info recording/                         a recording of many segments: exact totals of all of it
   analyze info run.ktape --layout                 and where the file's bytes go, table by table and column by column
 
 Busy is the time in which at least one kernel, copy or memset ran: what overlaps counts once. A recording without \
@@ -72,6 +74,10 @@ struct Info<'a> {
     audit: &'a Audit,
     #[serde(flatten)]
     summary: &'a Summary,
+    #[serde(skip_serializing_if = "<[_]>::is_empty")]
+    parts: &'a [Part],
+    #[serde(skip_serializing_if = "<[_]>::is_empty")]
+    totals: &'a [KindTotals],
     #[serde(skip_serializing_if = "Option::is_none")]
     host: Option<HostSide>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -87,13 +93,22 @@ struct Info<'a> {
 /// Runs `analyze info`.
 pub fn run(args: &Args) -> Result<Outcome> {
     let tape = args.layout.then(|| open_tape(&args.trace)).transpose()?;
-    let loaded = load(&args.trace, &args.selection, &args.symbols)?;
+    let is_recording = recording::is_recording(&args.trace);
+    let parts = if is_recording { recording::parts(&args.trace)? } else { Vec::new() };
+    let loaded = match is_recording {
+        true => recording::load(&args.trace, &args.selection, &args.symbols)?,
+        false => load(&args.trace, &args.selection, &args.symbols)?,
+    };
     let summary = loaded.timeline.summary();
     let audit = loaded.timeline.audit(loaded.first_ns, args.selection.is_everything());
     let host_only = loaded.timeline.host_only;
-    let events: usize = summary.events.values().sum();
     let completeness = args.selection.is_everything().then(|| loaded.completeness()).flatten();
     let blind_spots = blind_spots::of(&loaded.timeline.definitions);
+    let totals = recording::totals(&loaded.timeline);
+    let events: usize = match is_recording {
+        true => totals.iter().map(|totals| totals.count as usize).sum(),
+        false => summary.events.values().sum(),
+    };
     let info = Info {
         path: loaded.path.display().to_string(),
         file_bytes: loaded.file_bytes,
@@ -107,6 +122,8 @@ pub fn run(args: &Args) -> Result<Outcome> {
         blind_spots: &blind_spots,
         audit: &audit,
         summary: &summary,
+        parts: &parts,
+        totals: &totals,
         host: host_only.then(|| loaded.timeline.host_side()),
         cpu: loaded.timeline.cpu_side(),
         off_cpu: loaded.timeline.off_cpu_side(),
@@ -151,6 +168,7 @@ fn print(out: &mut impl Write, loaded: &Loaded, info: &Info<'_>, args: &Args) ->
             }
         },
     )?;
+    recording::print_parts(out, info.parts)?;
     print_processes(out, info)?;
     print_devices(out, summary)?;
     let mut table = text_table(["events", "count"], &[0]);
@@ -161,6 +179,7 @@ fn print(out: &mut impl Write, loaded: &Loaded, info: &Info<'_>, args: &Args) ->
         0 => writeln!(out, "no events")?,
         _ => writeln!(out, "{}", table.trim_fmt())?,
     }
+    recording::print_totals(out, info.totals)?;
     match &info.host {
         Some(host) => host_side::print(out, host, info.kernels.as_deref().unwrap_or_default(), args.kernels)?,
         None => {

@@ -9,7 +9,7 @@ use ktape_format::event::{Api, GraphLaunch, Kernel, Launch, Memcpy, Memset, Sync
 use ktape_format::{Damage, Events, Memory, Owners, Row as _, Table as _, Tape, Wanted, header};
 use serde::Serialize;
 
-use super::Outcome;
+use super::{Outcome, recording};
 use crate::import;
 use crate::symbols::{self, Symbols, Unnamed};
 use crate::timeline::{Selection, Timeline, is_host_only, span_ns};
@@ -80,6 +80,12 @@ pub struct Losses {
 
 /// Opens `path`, keeps what `selection` asks for, and names its native frames by `symbols`.
 pub fn load(path: &Path, selection: &Selection, symbols: &Symbols) -> Result<Loaded> {
+    if recording::is_recording(path) {
+        bail!(
+            "{}: is a recording of many segments: name one of them; `analyze info`, `flamegraph` and `verify` take all",
+            path.display()
+        );
+    }
     let mut loaded = if is_tape(path)? {
         load_tape(path, selection).with_context(|| path.display().to_string())?
     } else {

@@ -17,6 +17,7 @@ pub mod open;
 pub mod output;
 pub mod perfetto;
 pub mod progress;
+pub mod recording;
 pub mod verify;
 
 use std::io::{self, Write};

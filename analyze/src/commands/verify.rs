@@ -10,7 +10,7 @@ use serde::Serialize;
 use super::counts::write_counts;
 use super::load::open_tape;
 use super::output::{self, Output};
-use super::{Outcome, progress, write_json};
+use super::{Outcome, progress, recording, write_json};
 use crate::human::{HumanBytes, HumanCount, counted, text_table};
 use crate::tables::KnownTables;
 use crate::timeline::names::printable;
@@ -21,7 +21,7 @@ use crate::verify::{self, Error, LeftOut, Repaired, Report, Verdict};
 #[derive(clap::Args, Debug)]
 #[command(after_help = EXAMPLES)]
 pub struct Args {
-    /// The tape
+    /// The tape, or a recording: a directory of segments
     #[arg(value_name = "TAPE")]
     tape: PathBuf,
     /// Write what is sound as a new tape, which says what was left out
@@ -89,6 +89,9 @@ struct NewTape<'a> {
 /// Runs `analyze verify`.
 pub fn run(args: &Args) -> Result<Outcome> {
     let name = || args.tape.display().to_string();
+    if !args.repair && recording::is_recording(&args.tape) {
+        return run_over_recording(args);
+    }
     if let Some(output) = &args.output {
         output::ensure_free(output, &args.tape, args.force)?;
     }
@@ -126,6 +129,22 @@ pub fn run(args: &Args) -> Result<Outcome> {
         Some(repaired) if repaired.left_out.is_empty() && report.losses.is_empty() => Outcome::Done,
         Some(_) => Outcome::Losses,
     })
+}
+
+/// Checks all files of a recording.
+fn run_over_recording(args: &Args) -> Result<Outcome> {
+    let checked = recording::verify(&args.tape)?;
+    let mut out = io::BufWriter::new(io::stdout().lock());
+    if args.json {
+        write_json(&mut out, &checked)?;
+    } else {
+        for file in &checked {
+            print(&mut out, &file.path, &file.report, args.by)?;
+        }
+        recording::print_agreement(&mut out, &checked)?;
+    }
+    out.flush()?;
+    Ok(outcome(recording::verdict(&checked)))
 }
 
 fn outcome(verdict: Verdict) -> Outcome {

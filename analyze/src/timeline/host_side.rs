@@ -118,7 +118,7 @@ impl Timeline {
         let mut launches = Sums::default();
         let kernels = events.launch.rows().map(|row| (row.stack, row.result));
         let graphs = events.graph_launch.rows().map(|row| (row.stack, row.result));
-        let mut failed_launches = 0;
+        let mut failed_launches = 0_u64;
         for (stack, result) in kernels.chain(graphs) {
             launches.add(stack, 0);
             failed_launches += u64::from(result != 0);
@@ -126,7 +126,18 @@ impl Timeline {
         let mut waits = Sums::default();
         events.sync.rows().for_each(|row| waits.add(row.stack, row.duration_ns));
         let (unfreed, frees_of_unknown) = self.unfreed();
-        let (threads, processes) = self.thread_calls();
+        let (threads, mut processes) = self.thread_calls();
+        for row in events.rollup.rows() {
+            processes.insert(row.process);
+            match row.kind {
+                Launch::KIND | GraphLaunch::KIND => {
+                    launches.add_many(row.stack, row.count, 0);
+                    failed_launches = failed_launches.saturating_add(row.failed);
+                }
+                Sync::KIND => waits.add_many(row.stack, row.count, row.sum_ns),
+                _ => {}
+            }
+        }
         HostSide {
             failed_launches,
             graphs: self.graph_launches(),
@@ -304,8 +315,12 @@ struct Sum {
 
 impl Sums {
     fn add(&mut self, stack: u32, amount: u64) {
+        self.add_many(stack, 1, amount);
+    }
+
+    fn add_many(&mut self, stack: u32, count: u64, amount: u64) {
         let sum = self.0.entry(stack).or_default();
-        sum.count += 1;
+        sum.count = sum.count.saturating_add(count);
         sum.amount = sum.amount.saturating_add(amount);
     }
 

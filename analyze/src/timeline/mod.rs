@@ -20,7 +20,7 @@ pub mod weights;
 
 use ktape_format::definition::Shape;
 use ktape_format::event::{Event, Kernel, Memcpy, Memset, timing};
-use ktape_format::{Definitions, Events, Table};
+use ktape_format::{Definitions, Events, Row as _, Table};
 use rustc_hash::FxHashMap;
 
 pub use selection::Selection;
@@ -113,9 +113,11 @@ pub fn is_host_only(events: &Events) -> bool {
     let has_calls = !(events.launch.is_empty()
         && events.graph_launch.is_empty()
         && events.api.is_empty()
-        && events.sync.is_empty());
+        && events.sync.is_empty()
+        && events.rollup.is_empty());
+    let has_kernels = !events.kernel.is_empty() || events.rollup.kind.contains(&Kernel::KIND);
     let mut copies = events.memcpy.timing.iter().chain(&events.memset.timing);
-    has_calls && events.kernel.is_empty() && copies.all(|&code| matches!(code, timing::ABSENT | timing::BOUNDED))
+    has_calls && !has_kernels && copies.all(|&code| matches!(code, timing::ABSENT | timing::BOUNDED))
 }
 
 impl Timeline {

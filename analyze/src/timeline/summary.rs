@@ -3,9 +3,10 @@
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
 
-use ktape_format::Table;
 use ktape_format::definition::{Context, Device, KernelName, Process, Stream, Thread, property};
+use ktape_format::event::{Kernel, Launch};
 use ktape_format::table::DefinitionKind;
+use ktape_format::{Row as _, Table};
 use rustc_hash::FxHashMap;
 use serde::Serialize;
 
@@ -138,6 +139,19 @@ impl Timeline {
         for (&(_, shape), &count) in &self.ran_by_graphs(&Graphs::new(self)).kernels {
             let launches = &mut by_kernel.entry(kernel_of(shape)).or_default().graph_launches;
             *launches = launches.saturating_add(count);
+        }
+        for row in self.events.rollup.rows() {
+            let summary = match row.kind {
+                Launch::KIND | Kernel::KIND => by_kernel.entry(row.kernel).or_default(),
+                _ => continue,
+            };
+            if row.kind == Launch::KIND {
+                summary.launches = summary.launches.saturating_add(row.count);
+            } else {
+                summary.calls = summary.calls.saturating_add(row.count);
+                summary.total_ns = summary.total_ns.saturating_add(row.sum_ns);
+                summary.repaired_ns = summary.repaired_ns.saturating_add(row.sum_ns);
+            }
         }
         // One name may stand in several modules, and belong to several handles.
         let mut kernels = BTreeMap::<String, KernelSummary>::new();

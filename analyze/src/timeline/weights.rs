@@ -7,8 +7,11 @@
 
 use std::collections::BTreeMap;
 
-use ktape_format::Table;
-use ktape_format::event::{Api, Event, EventRecord, EventWait, GraphLaunch, Launch, Sync, timing};
+use ktape_format::definition::KernelName;
+use ktape_format::event::{
+    Api, CpuSample, Event, EventRecord, EventWait, GraphLaunch, Kernel, Launch, Memcpy, Memset, Sync, timing,
+};
+use ktape_format::{Row as _, Table};
 use rustc_hash::FxHashMap;
 
 use super::graphs::{Graphs, Ran};
@@ -130,6 +133,7 @@ pub fn weigh(timeline: &Timeline, value: Value, graph_stacks: GraphStacks) -> Re
         Value::Sync => scale.waits()?,
         Value::Cpu | Value::Samples => scale.samples(value)?,
     }
+    scale.rollups(value)?;
     let sorted: BTreeMap<Place, u64> = scale.sums.into_iter().filter(|(_, weight)| *weight > 0).collect();
     Ok(Weights { stacks: sorted.into_iter().collect(), ..scale.done })
 }
@@ -243,6 +247,49 @@ impl Scale<'_> {
             let leaf = self.leaf(LeafKey::Running, || "on a processor".to_owned());
             let weight = if value == Value::Samples { 1 } else { row.weight_ns };
             self.add_call(row.thread, 0, row.stack, leaf, weight)?;
+        }
+        Ok(())
+    }
+
+    /// Totals of events that are not there themselves. How good the device times in them were is not known any more.
+    fn rollups(&mut self, value: Value) -> Result<(), Overflow> {
+        for row in self.timeline.events.rollup.rows() {
+            let is_launch = matches!(row.kind, Launch::KIND | GraphLaunch::KIND);
+            let is_call = is_launch || [Api::KIND, Sync::KIND, EventRecord::KIND, EventWait::KIND].contains(&row.kind);
+            let is_copy = row.kind == Memcpy::KIND;
+            let weight = match value {
+                Value::Launches if is_launch => row.count,
+                Value::Api if is_call => row.sum_ns,
+                Value::Sync if row.kind == Sync::KIND => row.sum_ns,
+                Value::Cpu if row.kind == CpuSample::KIND => row.sum_ns,
+                Value::Samples if row.kind == CpuSample::KIND => row.count,
+                Value::Gpu if row.kind == Kernel::KIND => row.sum_ns,
+                Value::Gpu | Value::Copies if is_copy || row.kind == Memset::KIND => row.sum_ns,
+                Value::Bytes if is_copy => row.bytes,
+                _ => continue,
+            };
+            let definitions = &self.timeline.definitions;
+            let op = |kind, id| LeafKey::Op(OpClass { kind, id, codes: [0; 3] });
+            let kernel = || {
+                let name = definitions.get::<KernelName>(row.kernel).map_or(0, |kernel| kernel.name);
+                definitions.string(name).to_owned()
+            };
+            let leaf = match row.kind {
+                Launch::KIND if value == Value::Launches => self.leaf(op(DeviceOpKind::Kernel, row.kernel), kernel),
+                Kernel::KIND => self.leaf(op(DeviceOpKind::Kernel, row.kernel), kernel),
+                Memcpy::KIND => self.leaf(op(DeviceOpKind::Memcpy, 0), || "Memcpy".to_owned()),
+                Memset::KIND => self.leaf(op(DeviceOpKind::Memset, 0), || "Memset".to_owned()),
+                CpuSample::KIND => self.leaf(LeafKey::Running, || "on a processor".to_owned()),
+                _ => self.call_leaf(row.function),
+            };
+            if matches!(row.kind, Memcpy::KIND | Memset::KIND) && value != Value::Bytes {
+                self.done.bounded = self.done.bounded.saturating_add(row.count);
+            }
+            let is_device = matches!(row.kind, Kernel::KIND | Memcpy::KIND | Memset::KIND);
+            let caller = if is_device { Caller::NoCall } else { caller(row.stack) };
+            self.add(Place { process: row.process, stream: 0, caller, leaf }, weight)?;
+            // The row itself counts as one already.
+            self.done.events = self.done.events.saturating_add(row.count.saturating_sub(1));
         }
         Ok(())
     }

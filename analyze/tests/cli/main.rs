@@ -22,5 +22,6 @@ mod on_tape;
 mod open;
 mod perfetto_writer;
 mod promises;
+mod recording;
 mod second_reader;
 mod verify;

@@ -37,8 +37,11 @@ pub(super) fn run(args: &Args) -> Result<Outcome> {
     }
     let output = args.recording.output(&name, args.pids[0]);
     let stop = recording::stop_on_signals()?;
+    let segments = args.recording.segments(&output);
+    let is_segmented = segments.is_some();
     let mut session = Session::begin(Options {
         output: output.clone(),
+        segments,
         follow: false,
         launch_durations: args.recording.launch_durations,
         native: args.recording.native,
@@ -47,6 +50,9 @@ pub(super) fn run(args: &Args) -> Result<Outcome> {
         max_overhead: args.recording.max_overhead,
         off_cpu: args.recording.off_cpu,
     })?;
+    if is_segmented {
+        recording::rotate_on_hangup(&session)?;
+    }
     for &pid in &args.pids {
         session.add_process(pid)?;
     }

@@ -12,6 +12,7 @@ mod print;
 mod probes;
 mod recording;
 mod run;
+mod segments;
 
 /// Records every CUDA call of running processes, with the Python stack that made it, without changing or restarting them.
 #[derive(Parser)]

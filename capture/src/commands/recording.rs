@@ -1,27 +1,32 @@
 //! What `run` and `attach` share: options, signals, the line on a terminal, the report at the end.
 
 use std::io::{self, IsTerminal as _, Write as _};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
 
 use anyhow::Result;
-use signal_hook::consts::{SIGINT, SIGTERM};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 
 use super::Outcome;
+use super::segments::{Segments, is_directory};
 use crate::kernel::sampler::MOST_HZ;
 use crate::record::blind_spots::Kind;
 use crate::record::cost::Spending;
-use crate::record::session::Progress;
+use crate::record::segments;
+use crate::record::session::{Progress, Session};
 use crate::record::summary::Summary;
 
 /// The options of a recording.
 #[derive(clap::Args)]
 pub(super) struct Recording {
-    /// The tape; an existing one is replaced [default: capture-NAME-PID.ktape]
+    /// The tape; an existing one is replaced. Or a directory, for a recording of many segments: one that is there, or a path with
+    /// a slash at its end [default: capture-NAME-PID.ktape]
     #[arg(short, long, value_name = "PATH")]
     output: Option<PathBuf>,
+    #[command(flatten)]
+    segments: Segments,
     /// Also measure how long launches take, and their results: one more probe for each
     #[arg(long)]
     pub(super) launch_durations: bool,
@@ -79,6 +84,18 @@ impl Recording {
     }
 }
 
+impl Recording {
+    /// Which segments, if the output is a directory.
+    pub(super) fn segments(&self, output: &Path) -> Option<segments::Options> {
+        is_directory(output).then(|| self.segments.options(output))
+    }
+}
+
+/// Has SIGHUP end the segment that is written.
+pub(super) fn rotate_on_hangup(session: &Session) -> io::Result<()> {
+    signal_hook::flag::register(SIGHUP, session.rotation()).map(|_| ())
+}
+
 /// A flag that SIGINT and SIGTERM set. The second of them ends the program at once: whatever is on the tape stays readable.
 pub(super) fn stop_on_signals() -> io::Result<Arc<AtomicBool>> {
     let stop = Arc::new(AtomicBool::new(false));
@@ -90,7 +107,7 @@ pub(super) fn stop_on_signals() -> io::Result<Arc<AtomicBool>> {
 }
 
 /// Says that a recording has begun: whoever waits for that reads it.
-pub(super) fn announce(recording: &Recording, what: &str, output: &std::path::Path) {
+pub(super) fn announce(recording: &Recording, what: &str, output: &Path) {
     if !recording.quiet {
         // A closed stderr leaves nobody to tell.
         let _ = writeln!(io::stderr(), "recording {what} onto {}; Ctrl-C ends it", output.display());

@@ -42,8 +42,11 @@ pub(super) fn run(args: &Args) -> Result<Outcome> {
         .with_context(|| format!("cannot run {}: no such program", program.to_string_lossy()))?;
     let output = args.recording.output(&program.to_string_lossy(), std::process::id());
     let stop = recording::stop_on_signals()?;
+    let segments = args.recording.segments(&output);
+    let is_segmented = segments.is_some();
     let mut session = Session::begin(Options {
         output,
+        segments,
         follow: true,
         launch_durations: args.recording.launch_durations,
         native: args.recording.native,
@@ -52,6 +55,9 @@ pub(super) fn run(args: &Args) -> Result<Outcome> {
         max_overhead: args.recording.max_overhead,
         off_cpu: args.recording.off_cpu,
     })?;
+    if is_segmented {
+        recording::rotate_on_hangup(&session)?;
+    }
     // What is not among these is found when it is mapped; its first calls may then be missing.
     for library in loader::candidates(&file, |name| std::env::var_os(name)) {
         session.add_library(&library);

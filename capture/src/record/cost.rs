@@ -8,7 +8,7 @@ use std::time::Duration;
 use ktape_ebpf::wire::{Counters, Spent};
 use ktape_format::definition::CounterName;
 use ktape_format::event::Counter;
-use ktape_format::{Sink as _, TapeError, TapeWriter};
+use ktape_format::{Sink, TapeError};
 use rustix::time::{ClockId, clock_gettime};
 use serde::Serialize;
 
@@ -119,7 +119,12 @@ impl Cost {
     }
 
     /// Writes a look onto the tape, as counters; nothing of a second in which nothing was called.
-    pub(super) fn tell(&mut self, look: &Look, now_ns: i64, tape: &mut TapeWriter) -> Result<(), TapeError> {
+    pub(super) fn tell(
+        &mut self,
+        look: &Look,
+        now_ns: i64,
+        tape: &mut impl Sink<Error = TapeError>,
+    ) -> Result<(), TapeError> {
         if look.probes_share == 0.0 {
             return Ok(());
         }

@@ -6,7 +6,9 @@
 use ktape_ebpf::wire::{Counters, OffCounters};
 use ktape_format::event::{self, Loss};
 use ktape_format::table::Row;
-use ktape_format::{Sink as _, TapeError, TapeWriter};
+use ktape_format::{Sink as _, TapeError};
+
+use super::output::Output;
 
 use crate::probes::functions::Probed;
 
@@ -44,7 +46,7 @@ impl Losses {
         samples: &Counters,
         off_cpu: &OffCounters,
         now_ns: i64,
-        tape: &mut TapeWriter,
+        tape: &mut Output,
     ) -> Result<(), TapeError> {
         let mut by_table: Vec<(u16, u64)> = Vec::new();
         for ((function, counters), told) in functions.iter().zip(counters).zip(&mut self.told) {
@@ -73,7 +75,7 @@ impl Losses {
         samples: u64,
         off_cpu: u64,
         now_ns: i64,
-        tape: &mut TapeWriter,
+        tape: &mut Output,
     ) -> Result<(), TapeError> {
         self.lost += calls;
         self.samples_lost += samples;
@@ -85,7 +87,7 @@ impl Losses {
     }
 
     /// A row that the tape has no room for is told with the next.
-    fn tell_untold(&mut self, cause: &str, now_ns: i64, tape: &mut TapeWriter) -> Result<(), TapeError> {
+    fn tell_untold(&mut self, cause: &str, now_ns: i64, tape: &mut Output) -> Result<(), TapeError> {
         let mut told = 0;
         for &(kind, count) in &self.untold {
             let cause = tape.string(cause)?;

@@ -2,11 +2,15 @@
 
 pub mod blind_spots;
 pub mod cost;
+mod folder;
 mod governor;
+mod keeper;
 mod libraries;
 mod losses;
+pub mod output;
 mod processes;
 mod python;
+pub mod segments;
 pub mod session;
 pub mod summary;
 mod tally;

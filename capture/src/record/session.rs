@@ -7,6 +7,7 @@
 use std::collections::BTreeMap;
 use std::os::fd::AsFd as _;
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
@@ -15,7 +16,7 @@ use aya::maps::{MapData, RingBuf};
 use ktape_ebpf::wire::{Counters, Target, unsaid};
 use ktape_format::event::{self, ClockPair, clock_kind, lifecycle_kind};
 use ktape_format::header::ClockKind;
-use ktape_format::{Options as TapeOptions, Sink as _, TapeWriter};
+use ktape_format::{Options as TapeOptions, Sink as _};
 use rustc_hash::{FxHashMap, FxHashSet};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::time::{ClockId, clock_gettime};
@@ -24,7 +25,9 @@ use super::blind_spots::Noted;
 use super::cost::Cost;
 use super::governor::Governor;
 use super::losses::Losses;
+use super::output::Output;
 use super::processes::Recorded;
+use super::segments;
 use super::summary::{CpuSamples, OffCpu, Summary};
 use super::tally::Tallies;
 use crate::collect::outside::{Notice, Outside};
@@ -53,6 +56,8 @@ pub(super) const RECORDS_A_ROUND: usize = 65_536;
 pub struct Options {
     /// The tape.
     pub output: PathBuf,
+    /// Whether it is a directory instead, of which segments.
+    pub segments: Option<segments::Options>,
     /// Whether children of recorded processes are recorded too.
     pub follow: bool,
     /// Whether launches get a duration and a result.
@@ -78,7 +83,9 @@ pub struct Session {
     pub(super) site_kernel: probes::Kernel,
     pub(super) ring: RingBuf<MapData>,
     pub(super) collector: Outside,
-    pub(super) tape: TapeWriter,
+    pub(super) tape: Output,
+    /// Set by whoever wants the segment to end.
+    pub(super) rotation: Arc<AtomicBool>,
     pub(super) losses: Losses,
     pub(super) cost: Cost,
     governor: Option<Governor>,
@@ -132,8 +139,11 @@ impl Session {
         let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
         let writer = concat!("capture ", env!("CARGO_PKG_VERSION"));
         let tape_options = TapeOptions::live(writer, ClockKind::Monotonic, &host);
-        let tape = TapeWriter::create(&options.output, &tape_options)
-            .with_context(|| format!("cannot begin {}", options.output.display()))?;
+        let tape = match &options.segments {
+            Some(segments) => Output::segments(segments.clone(), tape_options)?,
+            None => Output::tape(&options.output, &tape_options)
+                .with_context(|| format!("cannot begin {}", options.output.display()))?,
+        };
         let now = Instant::now();
         let hooked = vec![false; functions.len()];
         let mut session = Session {
@@ -148,6 +158,7 @@ impl Session {
             site_kernel,
             ring,
             tape,
+            rotation: Arc::default(),
             processes: FxHashMap::default(),
             libraries: FxHashSet::default(),
             library_paths: Vec::new(),
@@ -274,12 +285,15 @@ impl Session {
             self.tallies.finish(&mut self.tape)
         });
         let tape_lost_events = self.tape.lost_events();
-        let finished = sealed.and(told).and_then(|()| self.tape.finish());
-        let tape_bytes = std::fs::metadata(&self.options.output).map_or(0, |data| data.len());
+        let untold = sealed.and(told).err().map(|error| format!("{}: {error}", self.options.output.display()));
+        let finished = self.tape.finish();
+        for trouble in finished.troubles {
+            self.troubles.insert(trouble, 1);
+        }
         Ok(Summary {
-            failure: finished.err().map(|error| format!("{}: {error}", self.options.output.display())),
+            failure: untold.or(finished.failure),
             tape: self.options.output,
-            tape_bytes,
+            tape_bytes: finished.bytes,
             tape_lost_events,
             returns_lost: sum(|counters| counters.returns_lost),
             duration_ns,
@@ -388,7 +402,8 @@ impl Session {
     }
 
     fn duties(&mut self) -> Result<()> {
-        self.tape.seal_if_due();
+        self.tape.tend();
+        self.rotate_if_due()?;
         if self.looked_again.elapsed() >= LOOK_AGAIN {
             self.looked_again = Instant::now();
             self.look_for_the_unsaid()?;
@@ -438,6 +453,33 @@ impl Session {
                 self.trouble(format!("processor {cpu} came online: what runs there is sampled only since"));
             }),
             Err(error) => self.trouble(format!("CPU samples: {error}")),
+        }
+    }
+
+    /// Ends the segment that is written and begins the next; of one tape nothing.
+    pub fn rotate(&mut self) -> Result<()> {
+        if matches!(self.tape, Output::Segments(_)) {
+            // What is known by now is told where its rows are.
+            self.settle_account()?;
+        }
+        let Output::Segments(segments) = &mut self.tape else { return Ok(()) };
+        let collector = &self.collector;
+        if segments.rotate(|kept| collector.kept(kept))? {
+            self.read_clocks()?;
+        }
+        Ok(())
+    }
+
+    /// A flag whose setter, a signal's handler, has the segment end.
+    pub fn rotation(&self) -> Arc<AtomicBool> {
+        self.rotation.clone()
+    }
+
+    fn rotate_if_due(&mut self) -> Result<()> {
+        let is_asked = self.rotation.swap(false, Ordering::Relaxed);
+        match &self.tape {
+            Output::Segments(segments) if is_asked || segments.is_due() => self.rotate(),
+            _ => Ok(()),
         }
     }
 

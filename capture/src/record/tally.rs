@@ -17,10 +17,11 @@
 use std::collections::BTreeMap;
 
 use ktape_ebpf::wire::tally::{self, INTERVAL_SHIFT, SLOTS, Slot};
+use ktape_format::TapeError;
 use ktape_format::event::{CpuSample, Tally};
 use ktape_format::table::Row as _;
-use ktape_format::{TapeError, TapeWriter};
 
+use super::output::Output;
 use crate::collect::outside::{Key, Settled};
 use crate::kernel::programs::{Kernel, KernelError};
 
@@ -119,7 +120,7 @@ impl Tallies {
     }
 
     /// Writes the accounts of the intervals that are over and settled.
-    pub(super) fn tell(&mut self, tape: &mut TapeWriter) -> Result<(), TapeError> {
+    pub(super) fn tell(&mut self, tape: &mut Output) -> Result<(), TapeError> {
         let is_over = |interval: u64| interval + 2 <= self.looked;
         let is_settled = |keys: &BTreeMap<Key, Counts>| keys.values().all(|counts| counts.seen == counts.accounted());
         let ready = self.untold.iter().filter(|(interval, keys)| is_over(**interval) && is_settled(keys));
@@ -135,7 +136,7 @@ impl Tallies {
 
     /// Writes what is settled by now and closes no account: for a tape that ends before the recording does. What is told here
     /// is not told again; the rest, and the closing rows, are on the next tape.
-    pub(super) fn tell_settled(&mut self, tape: &mut TapeWriter) -> Result<(), TapeError> {
+    pub(super) fn tell_settled(&mut self, tape: &mut Output) -> Result<(), TapeError> {
         for (&interval, keys) in &mut self.untold {
             for (&key, counts) in keys {
                 let settled = Counts { seen: counts.accounted().min(counts.seen), settled: counts.settled };
@@ -149,7 +150,7 @@ impl Tallies {
 
     /// Writes and closes all accounts, as they are. What is not settled by the end had no process that it could be put down to: it
     /// is told as lost.
-    pub(super) fn finish(&mut self, tape: &mut TapeWriter) -> Result<(), TapeError> {
+    pub(super) fn finish(&mut self, tape: &mut Output) -> Result<(), TapeError> {
         let intervals: Vec<u64> = self.untold.keys().copied().collect();
         for interval in intervals {
             for counts in self.untold.get_mut(&interval).into_iter().flat_map(BTreeMap::values_mut) {
@@ -164,7 +165,7 @@ impl Tallies {
     }
 
     /// False if there was no room for all of it.
-    fn tell_interval(&mut self, interval: u64, tape: &mut TapeWriter) -> Result<bool, TapeError> {
+    fn tell_interval(&mut self, interval: u64, tape: &mut Output) -> Result<bool, TapeError> {
         let Some(keys) = self.untold.get_mut(&interval) else { return Ok(true) };
         while let Some(first) = keys.first_entry() {
             if *first.get() != Counts::default() && !tape.offer(row(interval, *first.key(), first.get()))? {
@@ -217,11 +218,11 @@ mod tests {
     }
 
     /// The rows that `write` puts on a tape: interval, processor, kind, seen, written, lost.
-    fn rows(write: impl FnOnce(&mut TapeWriter)) -> Vec<(u64, u32, u16, u64, u64, u64)> {
+    fn rows(write: impl FnOnce(&mut Output)) -> Vec<(u64, u32, u16, u64, u64, u64)> {
         let file = tempfile::NamedTempFile::new().unwrap();
-        let mut tape = TapeWriter::create(file.path(), &Options::batch("test")).unwrap();
+        let mut tape = Output::tape(file.path(), &Options::batch("test")).unwrap();
         write(&mut tape);
-        tape.finish().unwrap();
+        assert_eq!(tape.finish().failure, None);
         let contents = Tape::open(file.path()).unwrap().read(&Wanted::default()).unwrap();
         use ktape_format::Table as _;
         let rows = contents.events.tally.rows();

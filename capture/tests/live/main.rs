@@ -14,6 +14,7 @@ mod overhead;
 mod processes;
 mod proof;
 mod samples;
+mod segments;
 mod stacks;
 
 use exact::Compared;

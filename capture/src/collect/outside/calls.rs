@@ -67,6 +67,7 @@ pub(super) struct End {
 }
 
 /// A call that was read, before its return.
+#[derive(Clone)]
 pub(super) enum Open {
     /// It is no event, and its return says nothing.
     Nothing,

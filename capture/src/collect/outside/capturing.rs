@@ -8,7 +8,8 @@
 use ktape_format::Sink;
 use ktape_format::definition::node_kind;
 use ktape_format::event::{Api, allocator};
-use rustc_hash::FxHashMap;
+use ktape_format::table::DefinitionKind;
+use rustc_hash::{FxHashMap, FxHashSet};
 
 use super::calls::{Arguments, Configuration, Open, Within};
 use super::copies::Asked;
@@ -43,6 +44,11 @@ pub(super) struct Captures {
 }
 
 impl Captures {
+    /// What each capture has by now.
+    pub(super) fn nodes(&self) -> impl Iterator<Item = &Nodes> {
+        self.by_number.values().filter_map(|capture| capture.nodes.as_ref())
+    }
+
     pub(super) fn begin(&mut self, stream: u32, into: Option<u64>, replaces: bool) {
         // The end of one that still seems to go on was not seen.
         self.end(stream);
@@ -103,6 +109,7 @@ impl Captures {
 }
 
 /// What a call into a captured stream adds when it has succeeded.
+#[derive(Clone)]
 pub(super) struct Captured {
     capture: u32,
     nodes: Vec<Node>,
@@ -111,6 +118,11 @@ pub(super) struct Captured {
 }
 
 impl Captured {
+    /// Names the definitions whose ids are kept for its nodes.
+    pub(super) fn name_kept(&self, keep: &mut dyn FnMut(DefinitionKind, u32)) {
+        self.nodes.iter().for_each(|node| node.name_kept(&mut FxHashSet::default(), keep));
+    }
+
     pub(super) fn add(self, handed_out: u64, objects: &mut Objects) {
         for node in self.nodes {
             objects.graphs.add_captured(self.capture, node);

@@ -15,6 +15,7 @@ use std::rc::Rc;
 
 use ktape_format::Sink;
 use ktape_format::definition::{Graph, GraphNode, node_kind};
+use ktape_format::table::DefinitionKind;
 use rustc_hash::{FxHashMap, FxHashSet};
 
 use super::capturing::{Capture, Captures, is_still_captured};
@@ -35,6 +36,18 @@ pub(super) struct Body {
     pub(super) shape: u32,
     pub(super) bytes: u64,
     pub(super) child: Child,
+}
+
+impl Body {
+    fn name_kept(&self, named: &mut FxHashSet<*const Nodes>, keep: &mut dyn FnMut(DefinitionKind, u32)) {
+        keep(DefinitionKind::Shape, self.shape);
+        match &self.child {
+            Child::None => {}
+            Child::Defined { id, .. } => keep(DefinitionKind::Graph, *id),
+            // No deeper than `MOST_LEVELS`.
+            Child::Copy { nodes, .. } => nodes.name_kept(named, keep),
+        }
+    }
 }
 
 /// The graph that a node is.
@@ -71,6 +84,12 @@ pub(super) struct Node {
 impl Node {
     fn unknown() -> Node {
         Node::default()
+    }
+
+    pub(super) fn name_kept(&self, named: &mut FxHashSet<*const Nodes>, keep: &mut dyn FnMut(DefinitionKind, u32)) {
+        keep(DefinitionKind::Function, self.function);
+        keep(DefinitionKind::Stack, self.stack);
+        self.body.name_kept(named, keep);
     }
 }
 
@@ -129,6 +148,14 @@ impl Nodes {
         node
     }
 
+    /// Names the definitions that the nodes refer to; of lists that were named before, nothing.
+    fn name_kept(&self, named: &mut FxHashSet<*const Nodes>, keep: &mut dyn FnMut(DefinitionKind, u32)) {
+        if named.insert(std::ptr::from_ref(self)) {
+            self.list.iter().flatten().for_each(|node| node.name_kept(named, keep));
+            keep(DefinitionKind::Graph, self.defined.get().0);
+        }
+    }
+
     /// Whether there are nodes at the same numbers.
     fn is_laid_out_as(&self, other: &Nodes) -> bool {
         let is_there = |node: &Option<Node>| node.is_some();
@@ -174,6 +201,7 @@ pub(super) struct Untold {
 }
 
 /// What is to happen to graphs when a call has succeeded.
+#[derive(Clone)]
 pub(super) enum Change {
     BeginCapture { stream: u32, into: Option<u64>, replaces: bool },
     EndCapture { stream: u32 },
@@ -189,6 +217,19 @@ pub(super) enum Change {
     Instantiate(u64),
     Update { exec: u64, graph: u64 },
     ExecDestroy(u64),
+}
+
+impl Change {
+    /// As [`Graphs::name_kept`].
+    pub(super) fn name_kept(&self, keep: &mut dyn FnMut(DefinitionKind, u32)) {
+        match self {
+            Change::Add { node, .. } => node.name_kept(&mut FxHashSet::default(), keep),
+            Change::Set { body, .. } | Change::SetInExec { body, .. } => {
+                body.name_kept(&mut FxHashSet::default(), keep)
+            }
+            _ => {}
+        }
+    }
 }
 
 /// The graphs of a process.
@@ -209,6 +250,17 @@ pub(super) struct Graphs {
 }
 
 impl Graphs {
+    /// Names the definitions whose ids are kept for nodes. See [`Outside::kept`](super::Outside::kept).
+    pub(super) fn name_kept(&self, keep: &mut dyn FnMut(DefinitionKind, u32)) {
+        let mut named = FxHashSet::default();
+        self.graphs.values().for_each(|built| built.nodes.name_kept(&mut named, keep));
+        for exec in self.execs.values() {
+            exec.nodes.name_kept(&mut named, keep);
+            keep(DefinitionKind::Graph, exec.defined.0);
+        }
+        self.captures.nodes().for_each(|nodes| nodes.name_kept(&mut named, keep));
+    }
+
     pub(super) fn new(process: u32) -> Graphs {
         Graphs {
             process,

@@ -121,6 +121,11 @@ impl Kernels {
         }
     }
 
+    /// The definitions of all handles.
+    pub(super) fn ids(&self) -> impl Iterator<Item = u32> + '_ {
+        self.by_handle.values().map(|kernel| kernel.id)
+    }
+
     /// Where the names of the definitions that this process has used are from.
     pub(super) fn sources(self) -> FxHashMap<u32, Source> {
         self.sources

@@ -12,6 +12,7 @@ mod capturing;
 mod collectives;
 mod copies;
 mod graphs;
+mod kept;
 mod kernels;
 mod native;
 mod objects;

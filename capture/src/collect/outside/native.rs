@@ -152,20 +152,17 @@ fn key(mapping: &Mapping) -> FileKey {
 pub(super) struct Builds(FxHashMap<String, Option<String>>);
 
 impl Builds {
-    /// What a module is called on the tape, and whether it is so for the first time: by its path, if that means no other
-    /// build already.
-    pub(super) fn file<'module>(&mut self, module: &'module Module) -> (Cow<'module, str>, bool) {
+    /// What a module is called on the tape: by its path, if that means no other build already.
+    pub(super) fn file<'module>(&mut self, module: &'module Module) -> Cow<'module, str> {
         match self.0.get(&module.path) {
             None => {
                 self.0.insert(module.path.clone(), module.build_id.clone());
-                (Cow::Borrowed(&module.path), true)
+                Cow::Borrowed(&module.path)
             }
-            Some(build_id) if *build_id == module.build_id => (Cow::Borrowed(&module.path), false),
+            Some(build_id) if *build_id == module.build_id => Cow::Borrowed(&module.path),
             Some(_) => {
                 let build_id = module.build_id.as_deref().unwrap_or("none");
-                let name = format!("{} (build id {build_id})", module.path);
-                let is_new = self.0.insert(name.clone(), module.build_id.clone()).is_none();
-                (Cow::Owned(name), is_new)
+                Cow::Owned(format!("{} (build id {build_id})", module.path))
             }
         }
     }
@@ -265,15 +262,13 @@ mod tests {
         };
         let mut builds = Builds::default();
         let (one, two, none) = (module(Some("ab")), module(Some("cd")), module(None));
-        for (module, file, is_new) in [
-            (&one, "/lib/libfoo.so", true),
-            (&one, "/lib/libfoo.so", false),
-            (&two, "/lib/libfoo.so (build id cd)", true),
-            (&none, "/lib/libfoo.so (build id none)", true),
-            (&two, "/lib/libfoo.so (build id cd)", false),
-            (&one, "/lib/libfoo.so", false),
+        for (module, file) in [
+            (&one, "/lib/libfoo.so"),
+            (&two, "/lib/libfoo.so (build id cd)"),
+            (&none, "/lib/libfoo.so (build id none)"),
+            (&one, "/lib/libfoo.so"),
         ] {
-            assert_eq!(builds.file(module), (Cow::Borrowed(file), is_new));
+            assert_eq!(builds.file(module), file);
         }
     }
 }

@@ -126,6 +126,11 @@ impl Stacks {
         self.by_hash.get(&hash).map(|known| known.id)
     }
 
+    /// All ids of stacks that a call may yet have.
+    pub(super) fn ids(&self) -> impl Iterator<Item = u32> + '_ {
+        self.by_hash.values().map(|known| known.id)
+    }
+
     /// Forgets the stacks that were of an earlier epoch at the last sweep already, and what was of an earlier rotation: no call
     /// has them any more, if sweeps are so far apart that a call that was on its way at the one has come before the other.
     pub(super) fn sweep(&mut self) {
@@ -270,12 +275,12 @@ impl<S: Sink> Growing<'_, S> {
         Ok(())
     }
 
-    /// A native frame, and once for each file which build of it it is.
+    /// A native frame, and which build of its file it is.
     fn push_native(&mut self, place: &Place, builds: &mut Builds) -> Result<(), S::Error> {
         let Place { name, module } = place;
         let Some(module) = module else { return self.push(frame_kind::NATIVE, name, "", 0, 0) };
-        let (file, is_new) = builds.file(module);
-        if let Some(build_id) = module.build_id.as_deref().filter(|_| is_new) {
+        let file = builds.file(module);
+        if let Some(build_id) = module.build_id.as_deref() {
             let file = self.sink.string(&file)?;
             self.sink.property(DefinitionKind::String as u16, file, property::BUILD_ID, build_id)?;
         }

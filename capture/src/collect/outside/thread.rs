@@ -79,7 +79,12 @@ impl Thread {
         self.pending.pop_if(is_it)
     }
 
-    /// All calls that have not returned, outermost first.
+    /// The calls that have not returned, outermost first.
+    pub(super) fn pending(&self) -> &[Pending] {
+        &self.pending
+    }
+
+    /// Takes them.
     pub(super) fn take_all(&mut self) -> Vec<Pending> {
         std::mem::take(&mut self.pending)
     }

@@ -1,0 +1,57 @@
+//! The ids of definitions that the collector keeps, for a sink that forgets what nobody keeps.
+//!
+//! What belongs to a process (threads, contexts, streams, graphs) is kept with it and not named here.
+
+use std::convert::Infallible;
+
+use ktape_format::Sink;
+use ktape_format::definition::Definition;
+use ktape_format::event::Event;
+use ktape_format::table::DefinitionKind;
+
+use super::Outside;
+use super::calls::Open;
+
+/// Names what events refer to, in the place of writing them.
+struct Kept<'a>(&'a mut dyn FnMut(DefinitionKind, u32));
+
+impl Sink for Kept<'_> {
+    type Error = Infallible;
+
+    fn string(&mut self, _: &str) -> Result<u32, Infallible> {
+        Ok(0)
+    }
+
+    fn define<T: Definition>(&mut self, _: T) -> Result<u32, Infallible> {
+        Ok(0)
+    }
+
+    fn event<E: Event>(&mut self, mut row: E) -> Result<(), Infallible> {
+        row.map_references(|kind, id| {
+            (self.0)(kind, id);
+            Ok(id)
+        })
+    }
+}
+
+impl Outside {
+    /// Names each definition whose id is kept.
+    pub fn kept(&self, keep: &mut dyn FnMut(DefinitionKind, u32)) {
+        keep(DefinitionKind::Stack, self.stack_left_out);
+        self.function_ids.iter().for_each(|&id| keep(DefinitionKind::Function, id));
+        for process in self.processes.values() {
+            keep(DefinitionKind::Process, process.id);
+            process.stacks.ids().for_each(|id| keep(DefinitionKind::Stack, id));
+            process.objects.graphs.name_kept(keep);
+            process.kernels.ids().for_each(|id| keep(DefinitionKind::Kernel, id));
+            for pending in process.threads.values().flat_map(|thread| thread.pending()) {
+                match &pending.open {
+                    Open::Captured(_, captured) => captured.name_kept(keep),
+                    Open::Graph(_, change) => change.name_kept(keep),
+                    _ => {}
+                }
+                let Ok(_) = pending.open.clone().emit(&mut Kept(keep));
+            }
+        }
+    }
+}

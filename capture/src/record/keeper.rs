@@ -1,0 +1,355 @@
+//! Keeps a recording on its part of the disk: closes segments that ended, rolls them up, deletes what is too much, and makes
+//! one rollup of many.
+//!
+//! All of that is done by one thread, which the recorder never waits for until its end. The order makes every step safe
+//! against a kill or a power loss: a rollup is on the disk under its name before its segment is deleted, and a rollup of
+//! several before those are. At every instant the names say what counts ([`ktape_format::recording`]). What a recorder that
+//! was killed has left undone, the next does when it begins.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::thread::JoinHandle;
+
+use anyhow::{Context as _, Result};
+use ktape_format::recording::{Name, Recording, Segment};
+use ktape_format::rollup::Digest;
+use ktape_format::{Options as TapeOptions, Tape, TapeWriter};
+use rustix::fs::{FallocateFlags, fallocate};
+
+use super::folder::{Folder, UNFINISHED, bytes};
+use super::segments::Options;
+
+/// A day has so many rollups before they become one; a day that is over has one.
+const MOST_ROLLUPS: usize = 32;
+/// Room that is kept for the rollup without which nothing may be deleted from a full disk.
+const RESERVE_BYTES: u64 = 4 << 20;
+/// What keeps it.
+const RESERVE: &str = "reserve.ktape.part";
+/// The thread leaves the processor to others.
+const NICE: i32 = 10;
+
+/// A segment that is not written any more, and not closed.
+pub(super) struct Ended {
+    pub(super) tape: TapeWriter,
+    pub(super) name: Name,
+}
+
+enum Job {
+    Ended(Box<Ended>),
+    MakeRoom,
+}
+
+/// What went wrong.
+#[derive(Debug, Default)]
+pub(super) struct Kept {
+    pub(super) failure: Option<String>,
+    pub(super) troubles: Vec<String>,
+}
+
+/// The thread, from outside.
+pub(super) struct Keeper {
+    jobs: Sender<Job>,
+    waiting: Arc<AtomicUsize>,
+    thread: JoinHandle<Kept>,
+}
+
+impl Keeper {
+    /// Begins the thread, with what was left in the folder.
+    pub(super) fn begin(options: &Options, folder: Folder, left: Recording) -> std::io::Result<Keeper> {
+        let (jobs, receiver) = channel();
+        let waiting = Arc::new(AtomicUsize::new(0));
+        let worker = Worker {
+            options: options.clone(),
+            folder,
+            ended: left.last(),
+            kept: Kept::default(),
+            waiting: waiting.clone(),
+        };
+        let thread = std::thread::Builder::new().name("ktape-keeper".into()).spawn(move || worker.run(&receiver))?;
+        Ok(Keeper { jobs, waiting, thread })
+    }
+
+    /// How many segments wait.
+    pub(super) fn waiting(&self) -> usize {
+        self.waiting.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn take(&self, ended: Ended) {
+        self.waiting.fetch_add(1, Ordering::Relaxed);
+        // A thread that is no more has told why.
+        let _ = self.jobs.send(Job::Ended(Box::new(ended)));
+    }
+
+    /// Has the oldest segment deleted, as the disk is full.
+    pub(super) fn make_room(&self) {
+        // Likewise.
+        let _ = self.jobs.send(Job::MakeRoom);
+    }
+
+    /// Waits until all is done.
+    pub(super) fn finish(self) -> Kept {
+        let Keeper { jobs, thread, .. } = self;
+        drop(jobs);
+        thread.join().unwrap_or_else(|_| Kept {
+            failure: Some("the thread that keeps the recording has ended".to_owned()),
+            troubles: Vec::new(),
+        })
+    }
+}
+
+struct Worker {
+    options: Options,
+    folder: Folder,
+    /// The last segment that is not written any more.
+    ended: u64,
+    kept: Kept,
+    waiting: Arc<AtomicUsize>,
+}
+
+impl Worker {
+    fn run(mut self, jobs: &Receiver<Job>) -> Kept {
+        // The calling thread; that it may not is no reason to do less.
+        let _ = rustix::process::setpriority_process(None, NICE);
+        // Tapes are read by this thread alone, not by all processors of a node that has other work.
+        let alone = rayon::ThreadPoolBuilder::new().num_threads(1).use_current_thread().build();
+        if let Err(error) = &alone {
+            self.trouble(format!("tapes are read on all processors: {error}"));
+        }
+        self.clear();
+        self.reserve();
+        self.tidy();
+        for job in jobs {
+            match job {
+                Job::Ended(ended) => {
+                    self.ended = ended.name.segments.1;
+                    if let Err(error) = self.close(*ended) {
+                        self.kept.failure = Some(format!("{error:#}"));
+                    }
+                    self.tidy();
+                    self.waiting.fetch_sub(1, Ordering::Relaxed);
+                }
+                Job::MakeRoom => {
+                    self.make_room();
+                    self.tidy();
+                }
+            }
+        }
+        // That it is not there is all that is wanted.
+        let _ = self.folder.remove(RESERVE);
+        self.kept
+    }
+
+    /// Deletes what a recorder that was killed has left half done.
+    fn clear(&mut self) {
+        let unfinished = self.folder.unfinished().unwrap_or_default();
+        for name in unfinished {
+            self.remove(&name);
+        }
+        if let Ok(recording) = self.folder.list() {
+            recording.superseded.iter().for_each(|path| self.remove_path(path));
+        }
+    }
+
+    /// Sees to it that the reserve is there. On a full disk it can't be, and is tried again later.
+    fn reserve(&self) {
+        if let Ok(file) = self.folder.create(RESERVE)
+            && fallocate(&file, FallocateFlags::empty(), 0, RESERVE_BYTES).is_err()
+        {
+            let _ = self.folder.remove(RESERVE);
+        }
+    }
+
+    /// Closes a segment. On a full disk the oldest ones make room for it.
+    fn close(&mut self, Ended { mut tape, name }: Ended) -> Result<()> {
+        while let Err(error) = tape.seal() {
+            if !self.make_room() {
+                return Err(error).with_context(|| name.tape());
+            }
+        }
+        tape.finish().with_context(|| name.tape())?;
+        // The staging area of a closed tape is room that nobody reads. That a filesystem cannot give it back is no error.
+        if let Ok(file) = self.folder.read(&name.tape())
+            && let Ok(read) = Tape::of_file(file)
+            && let Ok(file) = self.folder.write(&name.tape())
+        {
+            let from = ktape_format::header::FileHeader::STAGING_OFFSET;
+            let bytes = read.header().blocks_offset().saturating_sub(from);
+            if bytes > 0 {
+                let _ = fallocate(&file, FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE, from, bytes);
+            }
+        }
+        Ok(())
+    }
+
+    /// All that can be done now.
+    fn tidy(&mut self) {
+        if let Err(error) = self.try_tidy() {
+            self.trouble(format!("{error:#}"));
+        }
+    }
+
+    fn try_tidy(&mut self) -> Result<()> {
+        for segment in self.folder.list()?.segments {
+            let is_written = segment.name.segments.1 > self.ended;
+            if !is_written && segment.tape.is_some() && segment.rollup.is_none() {
+                while let Err(error) = self.roll_up(std::slice::from_ref(&segment)) {
+                    // What is kept for this is used first.
+                    if self.folder.remove(RESERVE).is_err() && !self.make_room() {
+                        self.trouble(format!("{}: no rollup, so it is kept: {error:#}", segment.name.tape()));
+                        break;
+                    }
+                }
+            }
+        }
+        self.retain()?;
+        self.merge()?;
+        self.reserve();
+        Ok(())
+    }
+
+    /// Writes one rollup of these segments, under the name that says which they are.
+    fn roll_up(&mut self, segments: &[Segment]) -> Result<()> {
+        let (Some(first), Some(last)) = (segments.first(), segments.last()) else { return Ok(()) };
+        let name = Name { segments: (first.name.segments.0, last.name.segments.1), ..first.name.clone() };
+        let mut digest = Digest::default();
+        let mut options = TapeOptions::batch(concat!("capture ", env!("CARGO_PKG_VERSION")));
+        for segment in segments {
+            let file = match &segment.tape {
+                Some(_) => segment.name.tape(),
+                None => segment.name.rollup(),
+            };
+            let tape = self.folder.read(&file).map_err(Into::into).and_then(Tape::of_file);
+            let tape = tape.with_context(|| file.clone())?;
+            if segment.name == first.name {
+                let header = tape.header();
+                options.clock = header.clock;
+                options.created_unix_ns = header.created_unix_ns;
+                options.boot_id = header.boot_id;
+                options.host.clone_from(&header.host);
+            }
+            digest.add_tape(&tape).with_context(|| file)?;
+        }
+        let part = format!("{}{UNFINISHED}", name.rollup());
+        let written = self.folder.create(&part).map_err(Into::into).and_then(|file| {
+            let mut tape = TapeWriter::new(file, &options)?;
+            digest.write(&mut tape)?;
+            tape.finish()
+        });
+        let named = written.map_err(anyhow::Error::from).and_then(|_| Ok(self.folder.rename(&part, &name.rollup())?));
+        if named.is_err() {
+            // What is not there need not be removed.
+            let _ = self.folder.remove(&part);
+        }
+        named.with_context(|| name.rollup())?;
+        Ok(self.folder.sync()?)
+    }
+
+    /// Deletes the oldest segments, so that the recording has its size and age when the open one is at its longest.
+    fn retain(&mut self) -> Result<()> {
+        let Options { size_bytes, keep_bytes, keep_age, .. } = self.options;
+        let recording = self.folder.list()?;
+        let ended = self.ended;
+        let closed = |segment: &&Segment| segment.name.segments.1 <= ended;
+        let files = |segment: &Segment| segment.tape.iter().chain(&segment.rollup).map(|path| bytes(path)).sum::<u64>();
+        let mut total = size_bytes + recording.segments.iter().filter(closed).map(files).sum::<u64>();
+        let mut removed = false;
+        for segment in recording.segments.iter().filter(closed) {
+            let (Some(tape), Some(_)) = (&segment.tape, &segment.rollup) else { continue };
+            let is_too_much = keep_bytes.is_some_and(|most| total > most);
+            let age =
+                std::fs::metadata(tape).ok().and_then(|data| data.modified().ok()).and_then(|at| at.elapsed().ok());
+            let is_too_old = keep_age.zip(age).is_some_and(|(most, age)| age > most);
+            if is_too_much || is_too_old {
+                total -= bytes(tape).min(total);
+                self.remove_path(tape);
+                removed = true;
+            }
+        }
+        if removed {
+            self.folder.sync()?;
+        }
+        Ok(())
+    }
+
+    /// Deletes the oldest segment that has a rollup, where segments are deleted at all. False if there is none.
+    fn make_room(&mut self) -> bool {
+        if self.options.keep_bytes.is_none() && self.options.keep_age.is_none() {
+            return false;
+        }
+        let Ok(recording) = self.folder.list() else { return false };
+        let oldest = recording.segments.iter().find_map(|segment| {
+            let is_closed = segment.name.segments.1 <= self.ended && segment.rollup.is_some();
+            segment.tape.as_ref().filter(|_| is_closed)
+        });
+        let Some(oldest) = oldest else { return false };
+        self.trouble("the disk was full: older segments were deleted before their time".to_owned());
+        self.remove_path(oldest);
+        !oldest.exists()
+    }
+
+    /// Makes one rollup of those of a day, and of those of a month that is over. Only what lies together, of segments that are
+    /// deleted, and of one boot, as times of another are of another clock.
+    fn merge(&mut self) -> Result<()> {
+        let recording = self.folder.list()?;
+        let Some(newest) = recording.segments.last().map(|segment| segment.name.clone()) else { return Ok(()) };
+        let mut groups: Vec<(Group, Vec<Segment>)> = Vec::new();
+        for segment in recording.segments {
+            let group = match (&segment.tape, &segment.rollup) {
+                (None, Some(_)) => self.group(&segment, &newest)?,
+                _ => Group::None,
+            };
+            match groups.last_mut() {
+                Some((last, segments)) if *last == group && group != Group::None => segments.push(segment),
+                _ => groups.push((group, vec![segment])),
+            }
+        }
+        for (group, segments) in groups {
+            let is_over = !matches!(group, Group::Day(_, day) if day == newest.day());
+            if group != Group::None && segments.len() > 1 && (is_over || segments.len() > MOST_ROLLUPS) {
+                self.roll_up(&segments)?;
+                segments.iter().filter_map(|segment| segment.rollup.as_ref()).for_each(|path| self.remove_path(path));
+            }
+        }
+        Ok(())
+    }
+
+    fn group(&self, segment: &Segment, newest: &Name) -> Result<Group> {
+        let file = segment.name.rollup();
+        let tape = self.folder.read(&file).map_err(Into::into).and_then(Tape::of_file).with_context(|| file)?;
+        let boot = tape.header().boot_id;
+        Ok(match segment.name.month() {
+            month if month < newest.month() => Group::Month(boot, month),
+            _ => Group::Day(boot, segment.name.day()),
+        })
+    }
+
+    fn remove_path(&mut self, path: &std::path::Path) {
+        if let Some(name) = path.file_name().and_then(|name| name.to_str()) {
+            self.remove(name);
+        }
+    }
+
+    fn remove(&mut self, name: &str) {
+        if let Err(error) = self.folder.remove(name) {
+            self.trouble(format!("{name} could not be deleted: {error}"));
+        }
+    }
+
+    fn trouble(&mut self, what: String) {
+        if !self.kept.troubles.contains(&what) {
+            self.kept.troubles.push(what);
+        }
+    }
+}
+
+/// Which rollups become one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Group {
+    None,
+    Day([u8; 16], i64),
+    Month([u8; 16], (i64, u32)),
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,109 @@
+//! What a session writes onto: one tape, or the segments of a recording.
+
+use std::path::{Path, PathBuf};
+
+use ktape_format::definition::Definition;
+use ktape_format::event::Event;
+use ktape_format::{Options as TapeOptions, Sink, TapeError, TapeWriter};
+
+use super::segments::{Options, Segments};
+
+/// Takes what is recorded.
+pub enum Output {
+    /// One tape, and where it is.
+    Tape(TapeWriter, PathBuf),
+    /// Segments.
+    Segments(Box<Segments>),
+}
+
+/// What was written in the end.
+#[derive(Debug, Default)]
+pub struct Finished {
+    /// How many bytes it takes.
+    pub bytes: u64,
+    /// Why it could not be closed, if so.
+    pub failure: Option<String>,
+    /// What went wrong on the way.
+    pub troubles: Vec<String>,
+}
+
+impl Output {
+    /// Begins a tape.
+    pub fn tape(path: &Path, options: &TapeOptions) -> Result<Output, TapeError> {
+        Ok(Output::Tape(TapeWriter::create(path, options)?, path.to_owned()))
+    }
+
+    /// Begins the next segment of a recording.
+    pub fn segments(options: Options, tape: TapeOptions) -> anyhow::Result<Output> {
+        Ok(Output::Segments(Box::new(Segments::begin(options, tape)?)))
+    }
+
+    /// See [`TapeWriter::offer`].
+    pub fn offer<E: Event>(&mut self, row: E) -> Result<bool, TapeError> {
+        match self {
+            Output::Tape(tape, _) => tape.offer(row),
+            Output::Segments(segments) => segments.offer(row),
+        }
+    }
+
+    /// See [`TapeWriter::seal`].
+    pub fn seal(&mut self) -> Result<(), TapeError> {
+        match self {
+            Output::Tape(tape, _) => tape.seal(),
+            Output::Segments(segments) => segments.seal(),
+        }
+    }
+
+    /// What is to be done every so often when there is nothing else: see [`TapeWriter::seal_if_due`].
+    pub fn tend(&mut self) {
+        match self {
+            Output::Tape(tape, _) => tape.seal_if_due(),
+            Output::Segments(segments) => segments.tend(),
+        }
+    }
+
+    /// Ends it. What had been written is readable, whatever goes wrong here.
+    pub fn finish(self) -> Finished {
+        match self {
+            Output::Tape(tape, path) => {
+                let failure = tape.finish().err().map(|error| format!("{}: {error}", path.display()));
+                let bytes = std::fs::metadata(&path).map_or(0, |data| data.len());
+                Finished { bytes, failure, troubles: Vec::new() }
+            }
+            Output::Segments(segments) => segments.finish(),
+        }
+    }
+}
+
+impl Sink for Output {
+    type Error = TapeError;
+
+    fn string(&mut self, string: &str) -> Result<u32, TapeError> {
+        match self {
+            Output::Tape(tape, _) => tape.string(string),
+            Output::Segments(segments) => segments.string(string),
+        }
+    }
+
+    fn define<T: Definition>(&mut self, row: T) -> Result<u32, TapeError> {
+        match self {
+            Output::Tape(tape, _) => tape.define(row),
+            Output::Segments(segments) => segments.define(row),
+        }
+    }
+
+    #[inline]
+    fn event<E: Event>(&mut self, row: E) -> Result<(), TapeError> {
+        match self {
+            Output::Tape(tape, _) => tape.event(row),
+            Output::Segments(segments) => segments.event(row),
+        }
+    }
+
+    fn lost_events(&self) -> u64 {
+        match self {
+            Output::Tape(tape, _) => tape.lost_events(),
+            Output::Segments(segments) => segments.lost_events(),
+        }
+    }
+}
