@@ -4,6 +4,7 @@
 //! be kept of this function (`PLANS`, by the probe's cookie), who called (`stack.rs`). The answer goes into one ring buffer,
 //! and the counters are raised before that is asked for room, so that what it cannot take is known.
 //! `sampled` (`sample.rs`) looks at running threads, where that was asked for.
+//! Where the whole node is recorded, `node.rs` makes a process that calls a target.
 //! `forked`, `executed` and `exited` keep `TARGETS` true; `libraries` tells that a library came or went; `code_freed` sees to it
 //! that what was said of a code object is not taken for true of the next one at its address; `empty` is for the bench.
 
@@ -15,6 +16,7 @@
 
 mod bodies;
 mod maps;
+mod node;
 mod sample;
 mod sent;
 mod stack;
@@ -46,11 +48,14 @@ fn enter(ctx: ProbeContext) -> u32 {
 #[inline(always)]
 fn entered(ctx: &ProbeContext) -> Option<u32> {
     let pid_tid = bpf_get_current_pid_tgid();
-    let target = TARGETS.get_ptr_mut((pid_tid >> 32) as u32)?;
-    // SAFETY: a helper without arguments.
-    let time_ns = unsafe { bpf_ktime_get_ns() };
     // SAFETY: the context is this program's.
     let function = unsafe { bpf_get_attach_cookie(ctx.as_ptr()) } as u32;
+    let target = match TARGETS.get_ptr_mut((pid_tid >> 32) as u32) {
+        Some(target) => target,
+        None => node::admit(pid_tid, function)?,
+    };
+    // SAFETY: a helper without arguments.
+    let time_ns = unsafe { bpf_ktime_get_ns() };
     let plan = PLANS.get(function)?;
     let counters = COUNTERS.get_ptr_mut(function)?;
     // SAFETY: a map's value.
@@ -255,9 +260,12 @@ fn libraries(_: ProbeContext) -> u32 {
 fn forked(ctx: RawTracePointContext) -> i32 {
     let pid_tid = bpf_get_current_pid_tgid();
     let pid = (pid_tid >> 32) as u32;
-    let Some(target) = TARGETS.get_ptr(pid) else { return 0 };
     let child: u64 = ctx.arg(1);
     let child_pid = task_word(child, setting(&TASK_TGID));
+    if child_pid != pid {
+        node::hand_down(pid, child_pid);
+    }
+    let Some(target) = TARGETS.get_ptr(pid) else { return 0 };
     let child_tid = task_word(child, setting(&TASK_PID));
     let child_pid_tid = u64::from(child_pid) << 32 | u64::from(child_tid);
     // SAFETY: a helper without arguments.
@@ -297,13 +305,22 @@ fn forked(ctx: RawTracePointContext) -> i32 {
 fn executed(_: RawTracePointContext) -> i32 {
     let pid_tid = bpf_get_current_pid_tgid();
     let pid = (pid_tid >> 32) as u32;
+    if node::is_recorded() {
+        node::forget(pid);
+    }
     let Some(target) = TARGETS.get_ptr_mut(pid) else { return 0 };
     // SAFETY: a helper without arguments.
     let time_ns = unsafe { bpf_ktime_get_ns() };
-    // SAFETY: a map's value.
-    unsafe {
-        (*target).last_state = 0;
-        (*target).generation = time_ns;
+    if node::is_recorded() {
+        // Its own first call makes the new program a target again, if it ever calls.
+        let _ = TARGETS.remove(pid);
+        let _ = INTERPRETERS.remove(pid);
+    } else {
+        // SAFETY: a map's value.
+        unsafe {
+            (*target).last_state = 0;
+            (*target).generation = time_ns;
+        }
     }
     tell(life::EXEC, time_ns, pid_tid, 0);
     0
@@ -313,6 +330,9 @@ fn executed(_: RawTracePointContext) -> i32 {
 #[raw_tracepoint(tracepoint = "sched_process_exit")]
 fn exited(ctx: RawTracePointContext) -> i32 {
     let pid_tid = bpf_get_current_pid_tgid();
+    if node::is_recorded() && (pid_tid >> 32) as u32 == pid_tid as u32 {
+        node::forget((pid_tid >> 32) as u32);
+    }
     if let Some(target) = TARGETS.get_ptr_mut((pid_tid >> 32) as u32) {
         // SAFETY: a map's value.
         unsafe {

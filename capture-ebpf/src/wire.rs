@@ -333,6 +333,8 @@ pub mod life {
     pub const THREAD_EXIT: u32 = 5;
     /// It mapped or unmapped a library.
     pub const LIBRARIES: u32 = 6;
+    /// It called for the first time, and is recorded from this call on; the time is the generation of its program.
+    pub const ADMITTED: u32 = 7;
 }
 
 /// What the programs could not say, by index of their counters.
@@ -341,8 +343,10 @@ pub mod unsaid {
     pub const LIFECYCLES: u32 = 0;
     /// A child that is not recorded, as there were [`super::MOST_TARGETS`] processes.
     pub const CHILDREN: u32 = 1;
+    /// A call of a process that is not recorded, as there were [`super::MOST_TARGETS`].
+    pub const CALLS_NOT_ADMITTED: u32 = 2;
     /// How many kinds there are.
-    pub const KINDS: u32 = 2;
+    pub const KINDS: u32 = 3;
 }
 
 /// What one processor counted of one function, whatever became of the records.
@@ -373,6 +377,16 @@ impl Counters {
         self.without_stack += other.without_stack;
         self.bodies_lost += other.bodies_lost;
     }
+}
+
+/// Calls of one function that the scope of `capture node` left out, on one processor.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct OutOfScope {
+    /// Calls of processes that are not in it. They are not among [`Counters::calls`].
+    pub of_processes: u64,
+    /// Calls of recorded processes that are not in it. They are.
+    pub of_calls: u64,
 }
 
 /// How many processes can be recorded at a time.

@@ -43,6 +43,7 @@ pub(super) fn run(args: &Args) -> Result<Outcome> {
         native: args.recording.native,
         buffer_bytes: args.recording.buffer << 20,
         cpu_hz: args.recording.cpu_hz,
+        node: None,
     })?;
     for &pid in &args.pids {
         session.add_process(pid)?;

@@ -44,7 +44,7 @@ pub(super) struct Recording {
     pub(super) quiet: bool,
 }
 
-fn buffer(text: &str) -> Result<u32, String> {
+pub(super) fn buffer(text: &str) -> Result<u32, String> {
     let number = text.parse().map_err(|_| "not a number of MiB".to_owned())?;
     let fits = |&mib: &u32| mib.is_power_of_two() && mib <= 1024;
     Some(number).filter(fits).ok_or_else(|| "must be a power of two, 1024 at most".to_owned())
@@ -110,13 +110,18 @@ pub(super) fn outcome(summary: &Summary) -> Result<Outcome> {
 
 /// Says what was recorded.
 pub(super) fn report(summary: &Summary, recording: &Recording) -> Result<()> {
-    if recording.json {
+    report_as(summary, recording.json, recording.quiet)
+}
+
+/// Says what was recorded: to a program, to a person, or to nobody.
+pub(super) fn report_as(summary: &Summary, json: bool, quiet: bool) -> Result<()> {
+    if json {
         let mut out = io::stdout().lock();
         serde_json::to_writer_pretty(&mut out, summary)?;
         writeln!(out)?;
         return Ok(());
     }
-    if recording.quiet {
+    if quiet {
         return Ok(());
     }
     let mut out = io::stderr().lock();

@@ -48,6 +48,7 @@ pub(super) fn run(args: &Args) -> Result<Outcome> {
         native: args.recording.native,
         buffer_bytes: args.recording.buffer << 20,
         cpu_hz: args.recording.cpu_hz,
+        node: None,
     })?;
     // What is not among these is found when it is mapped; its first calls may then be missing.
     for library in loader::candidates(&file, |name| std::env::var_os(name)) {

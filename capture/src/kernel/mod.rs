@@ -2,6 +2,8 @@
 
 pub mod btf;
 pub mod links;
+pub mod mappings;
 mod multi;
+pub mod node;
 pub mod programs;
 pub mod sampler;

@@ -8,10 +8,12 @@ use aya::{Ebpf, EbpfLoader, Pod};
 use ktape_ebpf::python::Interpreter;
 #[cfg(doc)]
 use ktape_ebpf::wire::unsaid;
-use ktape_ebpf::wire::{Counters, Plan, Target, Walked};
+use ktape_ebpf::scope::Scope;
+use ktape_ebpf::wire::{Counters, OutOfScope, Plan, Target, Walked};
 
 use super::btf::{Btf, BtfError};
 use super::links::{Link, Links, Named, RECORDING, WITH_EMPTY, map_fd};
+use super::node::Node;
 use super::sampler::Sampler;
 use crate::probes::functions::Probed;
 
@@ -69,6 +71,10 @@ unsafe impl Pod for Wire<Counters> {}
 unsafe impl Pod for Wire<Target> {}
 // SAFETY: as above.
 unsafe impl Pod for Wire<Walked> {}
+// SAFETY: as above.
+unsafe impl Pod for Wire<Scope> {}
+// SAFETY: as above.
+unsafe impl Pod for Wire<OutOfScope> {}
 
 /// The loaded programs.
 pub struct Kernel {
@@ -80,31 +86,39 @@ pub struct Kernel {
     functions: usize,
     links: Links,
     sampler: Option<Sampler>,
+    node: Option<Node>,
 }
 
 impl Kernel {
     /// Loads the programs and gives them their plans; `ring_bytes` is the length of the ring buffer, a power of two.
     /// Nothing is probed, and no process recorded, yet.
     pub fn load(functions: &[Probed], ring_bytes: u32) -> Result<(Kernel, RingBuf<MapData>), KernelError> {
-        Kernel::load_programs(functions, ring_bytes, RECORDING)
+        Kernel::load_programs(functions, ring_bytes, RECORDING, false)
+    }
+
+    /// As [`Kernel::load`], and every process is recorded from its first call on that the scope has: none, until it is set.
+    pub fn load_for_node(functions: &[Probed], ring_bytes: u32) -> Result<(Kernel, RingBuf<MapData>), KernelError> {
+        Kernel::load_programs(functions, ring_bytes, RECORDING, true)
     }
 
     /// Loads the empty program too, to which the cost of the others is compared.
     pub fn load_with_empty(functions: &[Probed], ring_bytes: u32) -> Result<(Kernel, RingBuf<MapData>), KernelError> {
-        Kernel::load_programs(functions, ring_bytes, WITH_EMPTY)
+        Kernel::load_programs(functions, ring_bytes, WITH_EMPTY, false)
     }
 
     fn load_programs(
         functions: &[Probed],
         ring_bytes: u32,
         programs: &'static [Named],
+        is_node: bool,
     ) -> Result<(Kernel, RingBuf<MapData>), KernelError> {
         let btf = Btf::of_this_kernel()?;
         let offset = |path| btf.offset("task_struct", path);
         let (tgid, pid, exit_code) = (offset("tgid")?, offset("pid")?, offset("exit_code")?);
         let thread_pointer = offset("thread.fsbase")?;
+        let (leader, comm) = (offset("group_leader")?, offset("comm")?);
         let wake_at_bytes = u64::from(ring_bytes / 4);
-        let recorder = u64::from(std::process::id());
+        let (recorder, is_for_node) = (u64::from(std::process::id()), u64::from(is_node));
         let mut loader = EbpfLoader::new();
         loader
             .override_global("TASK_TGID", &tgid, true)
@@ -113,6 +127,9 @@ impl Kernel {
             .override_global("TASK_THREAD_POINTER", &thread_pointer, true)
             .override_global("WAKE_AT_BYTES", &wake_at_bytes, true)
             .override_global("RECORDER", &recorder, true)
+            .override_global("NODE", &is_for_node, true)
+            .override_global("TASK_GROUP_LEADER", &leader, true)
+            .override_global("TASK_COMM", &comm, true)
             .map_max_entries("EVENTS", ring_bytes);
         let mut ebpf = loader.load(OBJECT)?;
         let maps = ebpf.maps().filter_map(|(name, map)| Some((name.to_owned(), map_fd(map)?))).collect();
@@ -134,10 +151,11 @@ impl Kernel {
             program.attach(tracepoint)?;
         }
         let links = Links::load(&mut ebpf, &maps, programs)?;
-        Ok((
-            Kernel { ebpf, targets, interpreters, counters, unsaid, functions: functions.len(), links, sampler: None },
-            ring,
-        ))
+        let node = if is_node { Some(Node::take(&mut ebpf)?) } else { None };
+        let functions = functions.len();
+        let kernel =
+            Kernel { ebpf, targets, interpreters, counters, unsaid, functions, links, sampler: None, node };
+        Ok((kernel, ring))
     }
 
     /// Records a process from now on, or says more of one that is recorded.
@@ -172,6 +190,11 @@ impl Kernel {
         // One that is not there needs no removing.
         let _ = self.targets.remove(&pid);
         let _ = self.interpreters.remove(&pid);
+    }
+
+    /// What only a recording of the whole node has.
+    pub fn node(&mut self) -> Option<&mut Node> {
+        self.node.as_mut()
     }
 
     /// Sets probes in a library.
@@ -231,7 +254,7 @@ impl Kernel {
     }
 }
 
-fn take(ebpf: &mut Ebpf, name: &'static str) -> Result<aya::maps::Map, KernelError> {
+pub(super) fn take(ebpf: &mut Ebpf, name: &'static str) -> Result<aya::maps::Map, KernelError> {
     ebpf.take_map(name).ok_or(KernelError::Missing(name))
 }
 

@@ -9,6 +9,7 @@ use serde::Serialize;
 pub mod collectives;
 pub mod execution;
 pub mod functions;
+pub mod groups;
 pub mod library;
 pub mod site;
 pub mod trial;

@@ -2,7 +2,9 @@
 
 mod libraries;
 mod losses;
+mod node;
 mod processes;
 mod python;
+pub mod scope;
 pub mod session;
 pub mod summary;

@@ -21,7 +21,9 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::time::{ClockId, clock_gettime};
 
 use super::losses::Losses;
+use super::node::Node;
 use super::processes::Recorded;
+use super::scope::Scope;
 use super::summary::{CpuSamples, Summary};
 use crate::collect::outside::{Notice, Outside};
 use crate::kernel::programs::Kernel;
@@ -40,6 +42,8 @@ pub(super) const LOOK_AGAIN: Duration = Duration::from_millis(500);
 const TELL_LOSSES: Duration = Duration::from_secs(1);
 /// How often the clocks are read together.
 const CLOCKS: Duration = Duration::from_secs(10);
+/// So many troubles are told apart: over weeks there may be any number.
+const MOST_TROUBLES: usize = 1000;
 /// After so many records the other duties have their turn.
 pub(super) const RECORDS_A_ROUND: usize = 65_536;
 
@@ -58,6 +62,8 @@ pub struct Options {
     pub buffer_bytes: u32,
     /// How often a second running threads are looked at; `None` for never.
     pub cpu_hz: Option<u32>,
+    /// The whole node is recorded, as far as this has it; `None` for named processes.
+    pub node: Option<Scope>,
 }
 
 /// A recording that goes on.
@@ -71,6 +77,8 @@ pub struct Session {
     pub(super) collector: Outside,
     pub(super) tape: TapeWriter,
     pub(super) losses: Losses,
+    /// What there is more where the whole node is recorded.
+    pub(super) node: Option<Node>,
     pub(super) processes: FxHashMap<u32, Recorded>,
     /// Libraries that have probes, by device and inode.
     pub(super) libraries: FxHashSet<FileId>,
@@ -108,7 +116,10 @@ impl Session {
     pub fn begin(options: Options) -> Result<Session> {
         target::process::is_in_first_namespace()?;
         let functions = functions::all();
-        let (kernel, ring) = Kernel::load(&functions, options.buffer_bytes)?;
+        let (kernel, ring) = match options.node {
+            Some(_) => Kernel::load_for_node(&functions, options.buffer_bytes)?,
+            None => Kernel::load(&functions, options.buffer_bytes)?,
+        };
         let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
         let writer = concat!("capture ", env!("CARGO_PKG_VERSION"));
         let tape_options = TapeOptions::live(writer, ClockKind::Monotonic, &host);
@@ -118,6 +129,7 @@ impl Session {
         let mut session = Session {
             collector: Outside::new(functions.clone(), options.launch_durations),
             losses: Losses::new(functions.len(), monotonic_ns()),
+            node: options.node.clone().map(Node::new).transpose()?,
             options,
             functions,
             kernel,
@@ -180,10 +192,11 @@ impl Session {
         Ok(())
     }
 
-    /// Records until `stop` says so, or no recorded process is left. `progress` is called every so often.
+    /// Records until `stop` says so, or no recorded process is left; of the whole node there always may come one. `progress` is called every so often.
     pub fn run(&mut self, stop: &AtomicBool, mut progress: impl FnMut(Progress)) -> Result<()> {
-        while !stop.load(Ordering::Relaxed) && !self.processes.is_empty() {
+        while !stop.load(Ordering::Relaxed) && (self.node.is_some() || !self.processes.is_empty()) {
             let taken = self.drain(RECORDS_A_ROUND)?;
+            self.look_after_node()?;
             self.duties()?;
             progress(self.progress());
             if taken < RECORDS_A_ROUND {
@@ -215,10 +228,11 @@ impl Session {
         let is_event = |(function, _): &(&Probed, _)| function.meaning.is_event();
         let seen = self.functions.iter().zip(&counters).filter(is_event).map(|(_, c)| c.calls).sum();
         let sum = |of: fn(&Counters) -> u64| counters.iter().map(of).sum();
-        let unsaid = [unsaid::LIFECYCLES, unsaid::CHILDREN].map(|kind| self.kernel.unsaid(kind).unwrap_or(0));
+        let unsaid = [unsaid::LIFECYCLES, unsaid::CHILDREN, unsaid::CALLS_NOT_ADMITTED].map(|kind| self.kernel.unsaid(kind).unwrap_or(0));
         for (count, what) in unsaid.into_iter().zip([
             "words of processes and threads that came or went found the ring buffer full",
             "children were not recorded: there were 4096 processes",
+            "calls were not recorded: of processes that came when there were 4096",
         ]) {
             if count > 0 {
                 self.troubles.insert(format!("{count} {what}"), 1);
@@ -311,6 +325,8 @@ impl Session {
     }
 
     pub(super) fn trouble(&mut self, what: String) {
+        let is_known = self.troubles.len() < MOST_TROUBLES || self.troubles.contains_key(&what);
+        let what = if is_known { what } else { "further troubles".to_owned() };
         *self.troubles.entry(what).or_default() += 1;
     }
 

@@ -66,6 +66,8 @@ pub enum Notice {
     Forked { child: u32, generation: u64 },
     /// A process of this number began another program, of this generation.
     Executed { pid: u32, generation: u64 },
+    /// A process of this number called for the first time, and is recorded since, with the program of this generation.
+    Admitted { pid: u32, generation: u64 },
     /// A process of this number mapped or unmapped a library.
     Libraries(u32),
     /// A process of this number has a record, and was not begun: the record was not taken.
@@ -465,6 +467,7 @@ impl Outside {
         let notice = match life.what {
             life::FORK => Some(Notice::Forked { child: upper(life.detail), generation: life.time_ns }),
             life::EXEC => Some(Notice::Executed { pid, generation: life.time_ns }),
+            life::ADMITTED => Some(Notice::Admitted { pid, generation: life.time_ns }),
             life::LIBRARIES => {
                 if let Some(process) = self.processes.get_mut(&pid) {
                     process.stacks.libraries_changed();
