@@ -9,7 +9,7 @@ use aya_ebpf::helpers::bpf_probe_read_kernel;
 use aya_ebpf::helpers::generated::{bpf_get_current_ancestor_cgroup_id, bpf_get_current_task, bpf_ktime_get_ns};
 use aya_ebpf::macros::map;
 use aya_ebpf::maps::{Array, LruHashMap, PerCpuArray};
-use ktape_ebpf::scope::{COMM_BYTES, Scope, matches};
+use ktape_ebpf::scope::{COMM_BYTES, Scope};
 use ktape_ebpf::wire::{MOST_FUNCTIONS, OutOfScope, Target, Walked, life, unsaid};
 
 use crate::maps::{INTERPRETERS, TARGETS, count, count_unsaid, setting};
@@ -97,13 +97,17 @@ fn has(scope: &Scope, pid: u32) -> u32 {
 
 #[inline(always)]
 fn has_pid(scope: &Scope, pid: u32) -> bool {
-    let mut found = scope.pids == 0;
     let mut at = 0;
     while at < scope.pid.len() {
-        found |= scope.pid[at] == pid && pid != 0;
+        if at as u32 >= scope.pids {
+            break;
+        }
+        if scope.pid[at] == pid {
+            return true;
+        }
         at += 1;
     }
-    found
+    scope.pids == 0
 }
 
 /// By the name of the process's first thread: the others have names of their own.
@@ -119,16 +123,17 @@ fn has_name(scope: &Scope) -> bool {
     // SAFETY: as above.
     let name = unsafe { bpf_probe_read_kernel((leader + setting(&TASK_COMM)) as *const [u8; COMM_BYTES]) };
     let Ok(name) = name else { return false };
-    let mut found = 0;
     let mut at = 0;
     while at < scope.comm.len() {
         if at as u32 >= scope.comms {
             break;
         }
-        found |= matches(&scope.comm[at], &name);
+        if scope.comm[at].matches(&name) {
+            return true;
+        }
         at += 1;
     }
-    found != 0
+    false
 }
 
 /// By the control group that it is in, or any above that.

@@ -13,7 +13,7 @@ pub const MOST_PIDS: usize = 32;
 
 /// Which processes are recorded: those that are in each of the three lists that are not empty.
 #[repr(C)]
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Scope {
     /// How many of `pid` count.
     pub pids: u32,
@@ -25,15 +25,15 @@ pub struct Scope {
     pub native: u32,
     /// Processes by number; the rest is 0.
     pub pid: [u32; MOST_PIDS],
-    /// Patterns of names, as [`matches`] has them.
-    pub comm: [[u8; COMM_BYTES]; MOST_COMMS],
+    /// Names.
+    pub comm: [Pattern; MOST_COMMS],
     /// Control groups: what is in one, or below.
     pub group: [Group; MOST_GROUPS],
 }
 
 /// A control group of the second version's hierarchy.
 #[repr(C)]
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Group {
     /// The kernel's number of it, which is that of its directory.
     pub id: u64,
@@ -41,49 +41,69 @@ pub struct Group {
     pub level: u64,
 }
 
+impl Scope {
+    /// Every process.
+    pub const ALL: Scope = Scope {
+        pids: 0,
+        comms: 0,
+        groups: 0,
+        native: 0,
+        pid: [0; MOST_PIDS],
+        comm: [Pattern { leads_on: [0; 256], stays: 0, end: 0 }; MOST_COMMS],
+        group: [Group { id: 0, level: 0 }; MOST_GROUPS],
+    };
+}
+
 // SAFETY: integers, in an order that needs no padding.
 unsafe impl Plain for Scope {}
 
-/// 1 if a name is as a pattern says, in which `*` stands for any characters and `?` for one. Both end at the first zero byte.
-///
-/// It keeps the set of places in the name that the pattern so far can lead to, a bit for each: a fixed number of steps without
-/// a branch, which is what the verifier wants.
-#[inline(always)]
-pub fn matches(pattern: &[u8; COMM_BYTES], name: &[u8; COMM_BYTES]) -> u32 {
-    /// A bit for each place, and one behind the last.
-    const ALL: u32 = (1 << (COMM_BYTES + 1)) - 1;
-    // The bit of the first zero byte, and all places before it.
-    let end = places_of(name, 0) | 1 << COMM_BYTES;
-    let end = end & end.wrapping_neg();
-    let inside = end - 1;
-    let mut reached = 1u32;
-    let mut ended = 0u32;
-    let mut at = 0;
-    while at < COMM_BYTES {
-        let byte = pattern[at];
-        ended |= u32::from(byte == 0).wrapping_neg();
-        let is_star = u32::from(byte == b'*').wrapping_neg();
-        let is_any = u32::from(byte == b'?').wrapping_neg();
-        // From the lowest on, everything.
-        let spread = (reached & reached.wrapping_neg()).wrapping_neg() & ALL;
-        let stepped = (reached & inside & (places_of(name, byte) | is_any)) << 1;
-        let next = (is_star & spread) | (!is_star & stepped);
-        reached = (ended & reached) | (!ended & next);
-        at += 1;
-    }
-    u32::from(reached & end != 0)
+/// A name in which `*` may stand for any characters and `?` for one: as a machine whose states are how many of the pattern's other
+/// characters have been met, a bit for each. So matching is a look-up for each byte of the name, and no comparison: of these
+/// the verifier would follow every outcome.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Pattern {
+    /// The states from which a byte leads to the next.
+    leads_on: [u32; 256],
+    /// The states in which any byte leads nowhere else: a star is next.
+    stays: u32,
+    /// The last state.
+    end: u32,
 }
 
-/// A bit for each place of a name where this byte is.
-#[inline(always)]
-fn places_of(name: &[u8; COMM_BYTES], byte: u8) -> u32 {
-    let mut places = 0;
-    let mut at = 0;
-    while at < COMM_BYTES {
-        places |= u32::from(name[at] == byte) << at;
-        at += 1;
+impl Pattern {
+    /// Understands a pattern; `None` for one that is longer than any name.
+    pub fn new(text: &[u8]) -> Option<Pattern> {
+        let mut pattern = Pattern { leads_on: [0; 256], stays: 0, end: 1 };
+        for &byte in text {
+            match byte {
+                b'*' => {
+                    pattern.stays |= pattern.end;
+                    continue;
+                }
+                b'?' => pattern.leads_on.iter_mut().for_each(|states| *states |= pattern.end),
+                byte => pattern.leads_on[usize::from(byte)] |= pattern.end,
+            }
+            pattern.end <<= 1;
+        }
+        (pattern.end < 1 << COMM_BYTES).then_some(pattern)
     }
-    places
+
+    /// Whether a name, which ends at its first zero byte, is as the pattern says.
+    #[inline(always)]
+    pub fn matches(&self, name: &[u8; COMM_BYTES]) -> bool {
+        let mut states = 1;
+        let mut at = 0;
+        while at < COMM_BYTES {
+            let byte = name[at];
+            if byte == 0 {
+                break;
+            }
+            states = (states & self.leads_on[byte as usize]) << 1 | states & self.stays;
+            at += 1;
+        }
+        states & self.end != 0
+    }
 }
 
 #[cfg(test)]
@@ -99,31 +119,34 @@ mod tests {
     #[test]
     fn names_are_matched_whole() {
         for (pattern, name, expected) in [
-            ("python", "python", 1),
-            ("python", "python3", 0),
-            ("python*", "python3.11", 1),
-            ("*", "", 1),
-            ("*", "0123456789abcde", 1),
-            ("", "", 1),
-            ("", "a", 0),
-            ("?", "", 0),
-            ("p?thon*", "python", 1),
-            ("*::*", "ray::Worker", 1),
-            ("*a*b*c", "xaybzcbc", 1),
-            ("*a*b*c", "xaybzcb", 0),
-            ("**x", "aaax", 1),
-            ("a?", "a", 0),
-            ("0123456789abcde", "0123456789abcde", 1),
+            ("python", "python", true),
+            ("python", "python3", false),
+            ("python*", "python3.11", true),
+            ("*", "", true),
+            ("*", "0123456789abcde", true),
+            ("", "", true),
+            ("", "a", false),
+            ("?", "", false),
+            ("p?thon*", "python", true),
+            ("*::*", "ray::Worker", true),
+            ("*a*b*c", "xaybzcbc", true),
+            ("*a*b*c", "xaybzcb", false),
+            ("**x", "aaax", true),
+            ("a?", "a", false),
+            ("0123456789abcde", "0123456789abcde", true),
+            ("*0123456789abcde*", "0123456789abcde", true),
         ] {
-            assert_eq!(matches(&padded(pattern), &padded(name)), expected, "{pattern} {name}");
+            let understood = Pattern::new(pattern.as_bytes()).expect("short enough");
+            assert_eq!(understood.matches(&padded(name)), expected, "{pattern} {name}");
         }
+        assert_eq!(Pattern::new(b"0123456789abcdef"), None);
     }
 
     #[test]
     fn bytes_without_an_end_are_a_name_too() {
+        let pattern = |text: &str| Pattern::new(text.as_bytes()).expect("short enough");
         let whole = [b'x'; COMM_BYTES];
-        assert_eq!(matches(&whole, &whole), 1);
-        assert_eq!(matches(&padded("x*"), &whole), 1);
-        assert_eq!(matches(&padded("xxxxxxxxxxxxxxx"), &whole), 0);
+        assert!(pattern("x*").matches(&whole));
+        assert!(!pattern("xxxxxxxxxxxxxxx").matches(&whole));
     }
 }

@@ -21,7 +21,7 @@ impl Node {
         let out_of_scope = PerCpuArray::try_from(take(ebpf, "OUT_OF_SCOPE")?)?;
         let mut node = Node { scopes, number, out_of_scope };
         // Until it is said, nobody is: no process has this number.
-        node.set_scope(&Scope { pids: 1, ..Scope::default() })?;
+        node.set_scope(&Scope { pids: 1, ..Scope::ALL })?;
         Ok(node)
     }
 

@@ -5,7 +5,7 @@ use std::os::unix::fs::MetadataExt as _;
 use std::path::{Component, Path, PathBuf};
 
 use anyhow::{Context as _, Result, ensure};
-use ktape_ebpf::scope::{self, COMM_BYTES, Group as WireGroup, MOST_COMMS, MOST_GROUPS, MOST_PIDS};
+use ktape_ebpf::scope::{self, COMM_BYTES, Group as WireGroup, MOST_COMMS, MOST_GROUPS, MOST_PIDS, Pattern};
 
 use crate::probes::groups::Group;
 use crate::target::process::Process;
@@ -34,14 +34,14 @@ impl Scope {
     ///
     /// If it is too much for them, or a control group is not there.
     pub fn of_processes(&self, native: bool) -> Result<scope::Scope> {
-        let mut told = scope::Scope { native: native.into(), ..scope::Scope::default() };
+        let mut told = scope::Scope { native: native.into(), ..scope::Scope::ALL };
         ensure!(self.pids.len() <= MOST_PIDS, "pid: at most {MOST_PIDS} processes");
         ensure!(self.comms.len() <= MOST_COMMS, "comm: at most {MOST_COMMS} patterns");
         ensure!(self.cgroups.len() <= MOST_GROUPS, "cgroup: at most {MOST_GROUPS} control groups");
         told.pids = self.pids.len() as u32;
         told.pid[..self.pids.len()].copy_from_slice(&self.pids);
         for (into, pattern) in told.comm.iter_mut().zip(&self.comms) {
-            *into = padded(pattern).with_context(|| format!("comm {pattern:?}: longer than the kernel keeps names"))?;
+            *into = Pattern::new(pattern.as_bytes()).with_context(|| format!("comm {pattern:?}: longer than the kernel keeps names"))?;
             told.comms += 1;
         }
         for (into, path) in told.group.iter_mut().zip(&self.cgroups) {
@@ -53,8 +53,8 @@ impl Scope {
 
     /// Whether a process is in it.
     pub(super) fn has(&self, process: &Process) -> bool {
-        let name = padded(&process.name).unwrap_or_default();
-        let is_named = |pattern: &String| padded(pattern).is_some_and(|pattern| scope::matches(&pattern, &name) != 0);
+        let name = padded(&process.name);
+        let is_named = |pattern: &String| Pattern::new(pattern.as_bytes()).is_some_and(|pattern| pattern.matches(&name));
         let is_below = |path: &PathBuf| Path::new(&process.unified_cgroup).starts_with(in_hierarchy(path));
         (self.pids.is_empty() || self.pids.contains(&process.pid))
             && (self.comms.is_empty() || self.comms.iter().any(is_named))
@@ -62,11 +62,11 @@ impl Scope {
     }
 }
 
-/// A text as long as the kernel's names are; `None` for one that is longer.
-fn padded(text: &str) -> Option<[u8; COMM_BYTES]> {
+/// A name as the kernel has it.
+fn padded(name: &str) -> [u8; COMM_BYTES] {
     let mut bytes = [0; COMM_BYTES];
-    bytes.get_mut(..text.len()).filter(|room| room.len() < COMM_BYTES)?.copy_from_slice(text.as_bytes());
-    Some(bytes)
+    bytes.iter_mut().zip(name.bytes()).for_each(|(into, byte)| *into = byte);
+    bytes
 }
 
 /// Where the second version's hierarchy is mounted.
@@ -141,6 +141,6 @@ mod tests {
         assert!(refused(&scope(&[], &[], &["/no/such/group"])).contains("no/such/group"));
         let told = scope(&[3, 4], &["a*"], &[]).of_processes(true).expect("it fits");
         assert_eq!((told.pids, told.comms, told.groups, told.native), (2, 1, 0, 1));
-        assert_eq!((&told.pid[..3], &told.comm[0][..3]), (&[3, 4, 0][..], &b"a*\0"[..]));
+        assert_eq!((&told.pid[..3], Some(told.comm[0])), (&[3, 4, 0][..], Pattern::new(b"a*")));
     }
 }
