@@ -7,6 +7,7 @@ use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
 
 use anyhow::Result;
+use clap::ValueEnum as _;
 use signal_hook::consts::{SIGINT, SIGTERM};
 
 use super::Outcome;
@@ -140,6 +141,14 @@ pub(super) fn report_as(summary: &Summary, json: bool, quiet: bool) -> Result<()
         summary.libraries.len(),
     )?;
     writeln!(out, "calls: {seen} seen, {written} written, {lost} lost")?;
+    if !summary.out_of_scope.is_empty() {
+        let groups: Vec<String> = summary
+            .out_of_scope
+            .iter()
+            .map(|(group, calls)| format!("{calls} {}", group.to_possible_value().map_or_else(String::new, |value| value.get_name().to_owned())))
+            .collect();
+        writeln!(out, "out of scope: {}", groups.join(", "))?;
+    }
     if !summary.kernels.is_empty() {
         let sources: Vec<String> =
             summary.kernels.iter().map(|(source, count)| format!("{count} {}", source.name())).collect();

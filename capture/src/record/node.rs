@@ -5,6 +5,7 @@
 //! mapped when the recording begins, those that programs of this machine would load, and whatever is mapped later, which the
 //! kernel tells (`kernel/mappings.rs`). Where it does not, processes are looked through every few seconds, each less and less often.
 
+use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::mpsc::{self, Receiver, Sender};
 use std::time::{Duration, Instant};
@@ -16,6 +17,7 @@ use rustc_hash::FxHashMap;
 use super::scope::Scope;
 use super::session::{Session, monotonic_ns};
 use crate::kernel::mappings::Mappings;
+use crate::probes::groups::Group;
 use crate::target::libraries::{self, FileId, Kind, kind_of};
 use crate::target::process::{self, Process};
 use crate::target::stubs::live;
@@ -36,6 +38,8 @@ pub(super) struct Node {
     /// How many scans each process has been there, where the kernel does not tell.
     scanned: FxHashMap<u32, u32>,
     last_scan: Instant,
+    /// Whether what runs when the recording begins has been looked at.
+    has_begun: bool,
     searches: Searches,
 }
 
@@ -47,6 +51,7 @@ impl Node {
             mappings: None,
             scanned: FxHashMap::default(),
             last_scan: Instant::now(),
+            has_begun: false,
             searches: Searches::begin()?,
         })
     }
@@ -90,6 +95,9 @@ impl Session {
                 self.look_at(pid);
             }
         }
+        if let Some(node) = &mut self.node {
+            node.has_begun = true;
+        }
         Ok(())
     }
 
@@ -126,10 +134,35 @@ impl Session {
         Ok(())
     }
 
+    /// Calls that the scope has left out, by group.
+    pub(super) fn out_of_scope(&mut self) -> Result<BTreeMap<Group, u64>> {
+        let mut groups = BTreeMap::new();
+        let Some(counted) = self.kernel.node() else { return Ok(groups) };
+        for (index, function) in self.functions.iter().enumerate() {
+            let Some(group) = function.meaning.group() else { continue };
+            let calls = counted.out_of_scope(index)?.of_processes;
+            if calls > 0 {
+                *groups.entry(group).or_default() += calls;
+            }
+        }
+        Ok(groups)
+    }
+
     /// Sets probes in the libraries that a process has mapped.
     fn look_for_libraries(&mut self, pid: u32) {
         match libraries::mapped(pid) {
-            Ok(mapped) => mapped.iter().for_each(|library| self.add_library(library)),
+            Ok(mapped) => {
+                for library in &mapped {
+                    let is_late = !self.libraries.contains(&library.id) && library.kind != Kind::StaticRuntime;
+                    self.add_library(library);
+                    // Before the recording began it does not matter.
+                    if is_late && self.node.as_ref().is_some_and(|node| node.has_begun) {
+                        let path = library.path.display();
+                        let what = "a new copy: what was called in the milliseconds before it had probes was not seen";
+                        self.trouble(format!("{path}: {what} (process {pid})"));
+                    }
+                }
+            }
             Err(target::Error::NoSuchProcess(_)) => {}
             Err(error) => self.trouble(error.to_string()),
         }

@@ -248,6 +248,7 @@ impl Session {
             self.losses.tell_rest(calls, rest, now_ns, &mut self.tape)
         });
         let tape_lost_events = self.tape.lost_events();
+        let out_of_scope = self.out_of_scope()?;
         let finished = sealed.and(told).and_then(|()| self.tape.finish());
         let tape_bytes = std::fs::metadata(&self.options.output).map_or(0, |data| data.len());
         Ok(Summary {
@@ -266,6 +267,7 @@ impl Session {
             without_stack: sum(|counters| counters.without_stack),
             kernels: self.collector.kernels(),
             gaps: self.collector.gaps(),
+            out_of_scope,
             cpu_samples: self.options.cpu_hz.map(|hz| CpuSamples {
                 hz,
                 period_ns: sampler::period_ns(hz),

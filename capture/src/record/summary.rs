@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use serde::Serialize;
 
 use crate::collect::outside::{Gaps, Samples, Source};
+use crate::probes::groups::Group;
 
 /// What a recording tells at its end.
 #[derive(Clone, Debug, Serialize)]
@@ -34,6 +35,8 @@ pub struct Summary {
     pub kernels: BTreeMap<Source, u64>,
     /// What is on the tape but could not be told in full.
     pub gaps: Gaps,
+    /// Calls that the scope of a recording of the node left out, by group. They are not among those seen.
+    pub out_of_scope: BTreeMap<Group, u64>,
     /// The CPU samples, if any were asked for.
     pub cpu_samples: Option<CpuSamples>,
     /// Rows that the tape was not written fast enough for, or not at all: it has loss rows for them.

@@ -8,6 +8,7 @@ mod exact;
 mod frames;
 mod names;
 mod native;
+mod node;
 mod processes;
 mod samples;
 mod stacks;

@@ -288,6 +288,10 @@ impl Target {
         target
     }
 
+    pub(crate) fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
     /// Has it launch until it has made so many turns.
     pub(crate) fn go_on_until(&mut self, turns: u32) {
         writeln!(self.input.as_mut().expect("it has not been ended"), "{turns}").expect("it reads");
