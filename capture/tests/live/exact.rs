@@ -335,6 +335,9 @@ impl Names<'_> {
     }
 
     fn stack(&self, id: u32) -> Rc<[FrameLine]> {
+        if !self.with_stacks {
+            return Rc::default();
+        }
         // What Python says of its stack has neither native frames nor tasks. A mark is about Python's frames if it is at their root.
         let frame = |node: Stack| {
             let frame: Frame = self.definitions.get(node.frame).unwrap_or_default();
@@ -349,7 +352,6 @@ impl Names<'_> {
             let has_frames = !frames.is_empty();
             frames.into_iter().chain(mark.filter(|_| has_frames)).map(|(_, told)| told).collect()
         };
-        let id = if self.with_stacks { id } else { 0 };
         self.stacks.borrow_mut().entry(id).or_insert_with(look_up).clone()
     }
 }
