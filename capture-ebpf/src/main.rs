@@ -29,7 +29,7 @@ use aya_ebpf::macros::{raw_tracepoint, uprobe, uretprobe};
 use aya_ebpf::programs::{ProbeContext, RawTracePointContext, RetProbeContext};
 use ktape_ebpf::wire::{
     Call, LIST_BYTES, LISTS_BYTES, Lifecycle, ListsCall, MEMORY_BYTES, MemoryCall, NAME_BYTES, NamedCall, Plan, Return,
-    STACK_WORDS, StackCall, Target, Walked, kind, life, unsaid,
+    STACK_WORDS, StackCall, Target, Walked, kind, life, stack_use, unsaid,
 };
 
 use crate::maps::{
@@ -64,6 +64,9 @@ fn entered(ctx: &ProbeContext) -> Option<u32> {
     let regs = unsafe { &*ctx.regs };
     let seen = Seen::Calling(ctx.as_ptr(), regs.rsp);
     let stack = if plan.stack != 0 { stack::record(seen, target, pid_tid, counters) } else { 0 };
+    if plan.stack & stack_use::LAUNCH != 0 && node::leaves_out(target, stack, function) {
+        return None;
+    }
     let call = Call {
         kind: plan.record,
         function,

@@ -10,7 +10,7 @@ use aya_ebpf::helpers::generated::{bpf_get_current_ancestor_cgroup_id, bpf_get_c
 use aya_ebpf::macros::map;
 use aya_ebpf::maps::{Array, LruHashMap, PerCpuArray};
 use ktape_ebpf::scope::{COMM_BYTES, Scope};
-use ktape_ebpf::wire::{MOST_FUNCTIONS, OutOfScope, Target, Walked, life, unsaid};
+use ktape_ebpf::wire::{LeftOut, MOST_FUNCTIONS, OutOfScope, Target, Walked, life, unsaid};
 
 use crate::maps::{INTERPRETERS, TARGETS, count, count_unsaid, setting};
 
@@ -41,6 +41,32 @@ static INHERITED: LruHashMap<u32, Walked> = LruHashMap::with_max_entries(4096, 0
 /// What was left out by the scope, of each function.
 #[map]
 static OUT_OF_SCOPE: PerCpuArray<OutOfScope> = PerCpuArray::with_max_entries(MOST_FUNCTIONS, 0);
+
+/// Whether launches are told apart by their stacks. The loader sets it.
+#[unsafe(no_mangle)]
+static STACKS_SCOPED: u64 = 0;
+
+/// Stacks whose launches are left out.
+#[map]
+static LEFT_OUT: LruHashMap<LeftOut, u8> = LruHashMap::with_max_entries(1 << 16, 0);
+
+/// Whether a launch is left out for its stack, and if so counts it.
+#[inline(always)]
+pub(crate) fn leaves_out(target: *const Target, stack: u64, function: u32) -> bool {
+    if setting(&STACKS_SCOPED) == 0 || stack == 0 {
+        return false;
+    }
+    // SAFETY: a map's value.
+    let key = LeftOut { stack, generation: unsafe { (*target).generation } };
+    if LEFT_OUT.get_ptr(key).is_none() {
+        return false;
+    }
+    if let Some(counted) = OUT_OF_SCOPE.get_ptr_mut(function) {
+        // SAFETY: a map's value.
+        count(unsafe { &raw mut (*counted).of_calls });
+    }
+    true
+}
 
 /// Whether the whole node is recorded.
 #[inline(always)]

@@ -65,7 +65,7 @@ pub mod kind {
 pub struct Plan {
     /// The record that a call makes: `kind::CALL`, `STACK_CALL`, `MEMORY_CALL`, `NAMED_CALL` or `LISTS_CALL`.
     pub record: u32,
-    /// Whether the Python stack is wanted.
+    /// What the Python stack is wanted for: see [`stack_use`]; 0 if it is not.
     pub stack: u32,
     /// For a [`MemoryCall`] the argument (from 0) that points to the memory, for a [`NamedCall`] to the string, for a
     /// [`ListsCall`] to the first list.
@@ -78,6 +78,14 @@ pub struct Plan {
     pub count: u32,
     /// One more than the arguments that point to what the call hands out, read when it returns; 0 for none.
     pub outs: [u32; 2],
+}
+
+/// What a stack is wanted for.
+pub mod stack_use {
+    /// The call is an event.
+    pub const EVENT: u32 = 1;
+    /// The call is a launch, which is not sent if its stack is left out.
+    pub const LAUNCH: u32 = 2;
 }
 
 /// A call was entered.
@@ -387,6 +395,16 @@ pub struct OutOfScope {
     pub of_processes: u64,
     /// Calls of recorded processes that are not in it. They are.
     pub of_calls: u64,
+}
+
+/// A stack whose launches are left out, of one program.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct LeftOut {
+    /// Its hash.
+    pub stack: u64,
+    /// As in [`Target`].
+    pub generation: u64,
 }
 
 /// How many processes can be recorded at a time.

@@ -1,9 +1,9 @@
 //! The maps that only a recording of the whole node has: its scope, and what that left out.
 
 use aya::Ebpf;
-use aya::maps::{Array, MapData, PerCpuArray};
+use aya::maps::{Array, HashMap, MapData, PerCpuArray};
 use ktape_ebpf::scope::Scope;
-use ktape_ebpf::wire::OutOfScope;
+use ktape_ebpf::wire::{LeftOut, OutOfScope};
 
 use super::programs::{KernelError, Wire, take};
 
@@ -12,6 +12,7 @@ pub struct Node {
     scopes: Array<MapData, Wire<Scope>>,
     number: Array<MapData, u64>,
     out_of_scope: PerCpuArray<MapData, Wire<OutOfScope>>,
+    left_out: HashMap<MapData, Wire<LeftOut>, u8>,
 }
 
 impl Node {
@@ -19,7 +20,8 @@ impl Node {
         let scopes = Array::try_from(take(ebpf, "SCOPES")?)?;
         let number = Array::try_from(take(ebpf, "SCOPE_NUMBER")?)?;
         let out_of_scope = PerCpuArray::try_from(take(ebpf, "OUT_OF_SCOPE")?)?;
-        let mut node = Node { scopes, number, out_of_scope };
+        let left_out = HashMap::try_from(take(ebpf, "LEFT_OUT")?)?;
+        let mut node = Node { scopes, number, out_of_scope, left_out };
         // Until it is said, nobody is: no process has this number.
         node.set_scope(&Scope { pids: 1, ..Scope::ALL })?;
         Ok(node)
@@ -30,6 +32,11 @@ impl Node {
         let next = self.number.get(&0, 0)?.wrapping_add(1);
         self.scopes.set(next as u32 & 1, Wire(*scope), 0)?;
         Ok(self.number.set(0, next, 0)?)
+    }
+
+    /// Has launches with this stack left out from now on.
+    pub fn leave_out(&mut self, stack: LeftOut) -> Result<(), KernelError> {
+        Ok(self.left_out.insert(Wire(stack), 1, 0)?)
     }
 
     /// What was left out of this function's calls, of all processors together.

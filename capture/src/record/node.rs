@@ -11,6 +11,7 @@ use std::sync::mpsc::{self, Receiver, Sender};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result};
+use ktape_ebpf::wire::{LeftOut, OutOfScope};
 use ktape_format::event::lifecycle_kind;
 use rustc_hash::FxHashMap;
 
@@ -126,6 +127,13 @@ impl Session {
             pids = users_of_cuda()?;
         }
         pids.into_iter().for_each(|pid| self.look_for_libraries(pid));
+        for (pid, stack) in self.collector.take_left_out() {
+            if let Some(recorded) = self.processes.get(&pid)
+                && let Some(told) = self.kernel.node()
+            {
+                told.leave_out(LeftOut { stack, generation: recorded.generation })?;
+            }
+        }
         for Search { pid, generation, found } in found {
             if self.processes.get(&pid).is_some_and(|recorded| recorded.generation == generation) {
                 self.collector.learn_stubs(pid, found);
@@ -134,18 +142,20 @@ impl Session {
         Ok(())
     }
 
-    /// Calls that the scope has left out, by group.
-    pub(super) fn out_of_scope(&mut self) -> Result<BTreeMap<Group, u64>> {
-        let mut groups = BTreeMap::new();
-        let Some(counted) = self.kernel.node() else { return Ok(groups) };
-        for (index, function) in self.functions.iter().enumerate() {
+    /// Calls that the scope has left out, by group; and how many of them the probes have counted as seen.
+    pub(super) fn out_of_scope(&mut self) -> Result<(BTreeMap<Group, u64>, u64)> {
+        let (mut groups, mut seen) = (BTreeMap::new(), 0);
+        let Some(counted) = self.kernel.node() else { return Ok((groups, seen)) };
+        for ((index, function), came) in self.functions.iter().enumerate().zip(self.collector.out_of_scope()) {
             let Some(group) = function.meaning.group() else { continue };
-            let calls = counted.out_of_scope(index)?.of_processes;
+            let OutOfScope { of_processes, of_calls } = counted.out_of_scope(index)?;
+            seen += of_calls + came;
+            let calls = of_processes + of_calls + came;
             if calls > 0 {
                 *groups.entry(group).or_default() += calls;
             }
         }
-        Ok(groups)
+        Ok((groups, seen))
     }
 
     /// Sets probes in the libraries that a process has mapped.

@@ -7,6 +7,7 @@ use std::path::{Component, Path, PathBuf};
 use anyhow::{Context as _, Result, ensure};
 use ktape_ebpf::scope::{self, COMM_BYTES, Group as WireGroup, MOST_COMMS, MOST_GROUPS, MOST_PIDS, Pattern};
 
+use crate::collect::outside::LaunchScope;
 use crate::probes::groups::Group;
 use crate::target::process::Process;
 
@@ -49,6 +50,15 @@ impl Scope {
             told.groups += 1;
         }
         Ok(told)
+    }
+
+    /// Which launches of recorded processes are recorded.
+    ///
+    /// # Errors
+    ///
+    /// If the expression for kernels is none.
+    pub(super) fn of_launches(&self) -> Result<LaunchScope> {
+        LaunchScope::new(&self.python_paths, self.kernel.as_deref()).context("kernel")
     }
 
     /// Whether a process is in it.

@@ -116,8 +116,10 @@ impl Session {
     pub fn begin(options: Options) -> Result<Session> {
         target::process::is_in_first_namespace()?;
         let functions = functions::all();
-        let (kernel, ring) = match options.node {
-            Some(_) => Kernel::load_for_node(&functions, options.buffer_bytes)?,
+        let (kernel, ring) = match &options.node {
+            Some(scope) => {
+                Kernel::load_for_node(&functions, options.buffer_bytes, !scope.python_paths.is_empty())?
+            }
             None => Kernel::load(&functions, options.buffer_bytes)?,
         };
         let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
@@ -150,6 +152,9 @@ impl Session {
             told_losses: now,
             read_clocks: now,
         };
+        if let Some(scope) = &session.options.node {
+            session.collector.set_scope(scope.of_launches()?);
+        }
         session.read_clocks()?;
         if let Some(hz) = session.options.cpu_hz {
             session.kernel.sample(hz)?;
@@ -226,7 +231,9 @@ impl Session {
         let sampled = self.kernel.sample_counters()?;
         self.read_clocks()?;
         let is_event = |(function, _): &(&Probed, _)| function.meaning.is_event();
-        let seen = self.functions.iter().zip(&counters).filter(is_event).map(|(_, c)| c.calls).sum();
+        let (out_of_scope, left_out) = self.out_of_scope()?;
+        let seen: u64 = self.functions.iter().zip(&counters).filter(is_event).map(|(_, c)| c.calls).sum();
+        let seen = seen - left_out;
         let sum = |of: fn(&Counters) -> u64| counters.iter().map(of).sum();
         let unsaid = [unsaid::LIFECYCLES, unsaid::CHILDREN, unsaid::CALLS_NOT_ADMITTED].map(|kind| self.kernel.unsaid(kind).unwrap_or(0));
         for (count, what) in unsaid.into_iter().zip([
@@ -248,7 +255,6 @@ impl Session {
             self.losses.tell_rest(calls, rest, now_ns, &mut self.tape)
         });
         let tape_lost_events = self.tape.lost_events();
-        let out_of_scope = self.out_of_scope()?;
         let finished = sealed.and(told).and_then(|()| self.tape.finish());
         let tape_bytes = std::fs::metadata(&self.options.output).map_or(0, |data| data.len());
         Ok(Summary {

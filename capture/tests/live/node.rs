@@ -528,3 +528,55 @@ fn a_program_that_runs_as_its_owner_is_recorded() {
     let [pid] = pids.as_slice() else { panic!("{pids:?}") };
     assert!(recorded(&tape, *pid) >= 200);
 }
+
+/// Launches one kernel from a file, another from another.
+const TWO_FILES: &str = with_driver!(
+    r#"
+import time
+module = handle(cu.cuModuleLoadData, b"SIMCUDA-IMAGE\nkernel gemm\nkernel softmax\n")
+kernels = {name: handle(cu.cuModuleGetFunction, module, name) for name in (b"gemm", b"softmax")}
+def launch(name):
+    check(cu.cuLaunchKernel(kernels[name], 1, 1, 1, 32, 1, 1, 0, None, None, None))
+models = {}
+for name in ("model_a", "model_b"):
+    exec(compile("def forward(launch):\n    launch(b'gemm')\n    launch(b'softmax')\n", f"/srv/{name}.py", "exec"), globals())
+    models[name] = forward
+time.sleep(0.5)
+for index in range(int(sys.argv[1])):
+    models["model_a"](launch)
+    models["model_b"](launch)
+    # Time for the recorder to say which stacks it does not want.
+    if index == 0: time.sleep(0.3)
+"#
+);
+
+/// Records [`TWO_FILES`], and returns how many launches are on the tape, how many were left out, and how many were written altogether.
+fn launches_in(scope: &[&str]) -> Option<(usize, u64, serde_json::Value)> {
+    let python = pythons().pop()?;
+    let scene = Scene::new(&format!("node {scope:?}"))?;
+    // So that other tests' processes are not among those left out.
+    let mine = scene.path("two-files");
+    std::os::unix::fs::symlink(&python, &mine).expect("a link");
+    let node = Node::start(&scene, scope);
+    let pid = launch(&mut light(&scene, &mine, &[TWO_FILES, "1000"]));
+    let (summary, tape) = node.end();
+    let found: Vec<_> = exact::tape(&tape, pid, CALLS).into_values().flatten().collect();
+    let launches = found.iter().filter(|timed| &*timed.call.function == "cuLaunchKernel").count();
+    assert_eq!(exact::lost(&tape), 0, "what is left out is not lost");
+    Some((launches, summary["out_of_scope"]["launch"].as_u64().unwrap_or(0), summary))
+}
+
+#[test]
+fn only_launches_under_a_python_file_are_recorded() {
+    let Some((launches, left_out, summary)) = launches_in(&["--python-path", "*/model_a.py", "--comm", "two-files"]) else { return };
+    // Those that came before the interpreter was known have no stack.
+    assert_eq!(launches, 2000, "{summary}");
+    assert!(left_out >= 2000, "{summary}");
+}
+
+#[test]
+fn only_launches_of_a_kernel_are_recorded() {
+    let Some((launches, left_out, summary)) = launches_in(&["--kernel", "^ge", "--comm", "two-files"]) else { return };
+    assert_eq!(launches, 2000, "{summary}");
+    assert!(left_out >= 2000, "{summary}");
+}

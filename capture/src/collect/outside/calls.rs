@@ -122,6 +122,8 @@ pub(super) struct Within<'a> {
     pub(super) objects: &'a mut Objects,
     pub(super) correlation: &'a mut u64,
     pub(super) gaps: &'a mut Gaps,
+    /// Shapes of launches of kernels that are out of scope, if there are any.
+    pub(super) left_out: Option<Vec<u32>>,
 }
 
 /// Grid, block and shared memory of a launch.
@@ -398,6 +400,9 @@ impl Within<'_> {
             dynamic_shared_bytes: shared_bytes,
             ..Shape::default()
         })?;
+        if self.kernels.is_left_out(kernel) {
+            self.left_out.get_or_insert_default().push(shape);
+        }
         Ok(Launch {
             start_ns: call.time_ns as i64,
             correlation: self.next_correlation(),

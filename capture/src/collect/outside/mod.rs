@@ -13,11 +13,13 @@ mod native;
 mod objects;
 mod opaque;
 mod samples;
+mod scope;
 mod stacks;
 mod thread;
 
 use std::collections::BTreeMap;
 use std::mem::offset_of;
+use std::rc::Rc;
 
 use ktape_ebpf::python::Interpreter;
 use ktape_ebpf::wire::{
@@ -40,6 +42,7 @@ pub use kernels::Source;
 use native::Builds;
 use objects::Objects;
 pub use samples::Samples;
+pub use scope::LaunchScope;
 use stacks::{Large as _, Stacks};
 use thread::{Pending, Thread};
 
@@ -122,6 +125,11 @@ pub struct Outside {
     taken: Vec<Taken>,
     events: u64,
     gaps: Gaps,
+    scope: Rc<LaunchScope>,
+    /// Calls that are out of scope, of each function.
+    out_of_scope: Vec<u64>,
+    /// Stacks that were found to be, of which processes.
+    left_out: Vec<(u32, u64)>,
     sample_period_ns: u64,
     samples: Samples,
     /// What is known of the objects of each driver.
@@ -159,6 +167,9 @@ impl Outside {
             taken: vec![Taken::default(); count],
             events: 0,
             gaps: Gaps::default(),
+            scope: Rc::default(),
+            out_of_scope: vec![0; count],
+            left_out: Vec::new(),
             sample_period_ns: 0,
             samples: Samples::default(),
             drivers: FxHashMap::default(),
@@ -182,8 +193,8 @@ impl Outside {
             pid: identity.pid,
             id,
             threads: FxHashMap::default(),
-            stacks: Stacks::new(identity.pid),
-            kernels: Kernels::new(identity.pid, is_new),
+            stacks: Stacks::new(identity.pid, self.scope.clone()),
+            kernels: Kernels::new(identity.pid, is_new, self.scope.clone()),
             objects: Objects::new(id, is_new),
             stackless: 0,
             stackless_samples: 0,
@@ -191,6 +202,21 @@ impl Outside {
         };
         self.processes.insert(identity.pid, process);
         Ok(())
+    }
+
+    /// Has only some launches recorded. Before any process begins.
+    pub fn set_scope(&mut self, scope: LaunchScope) {
+        self.scope = Rc::new(scope);
+    }
+
+    /// Stacks that were found to be out of scope since this was asked last: the process's number, the hash.
+    pub fn take_left_out(&mut self) -> Vec<(u32, u64)> {
+        std::mem::take(&mut self.left_out)
+    }
+
+    /// Calls that came and are out of scope, of each function.
+    pub fn out_of_scope(&self) -> &[u64] {
+        &self.out_of_scope
     }
 
     /// Says of a process which Python it runs, or why it has no Python stacks.
@@ -330,6 +356,9 @@ impl Outside {
                 {
                     let frames = &record[size_of::<StackBody>()..];
                     let added = process.stacks.add(&body, frames, &mut self.builds, sink)?;
+                    if added.is_left_out {
+                        self.left_out.push((process.pid, body.stack));
+                    }
                     self.gaps.unknown_frames += added.unknown_frames;
                     self.gaps.incomplete_stacks += u64::from(added.is_incomplete);
                 }
@@ -390,6 +419,13 @@ impl Outside {
         let Some(function) = self.functions.get(index) else { return Ok(()) };
         self.taken[index].calls += 1;
         let Some(process) = self.processes.get_mut(&upper(call.pid_tid)) else { return Ok(()) };
+        if self.scope.is_by_stack()
+            && scope::is_of_launch(function.meaning)
+            && (call.stack == 0 || process.stacks.is_left_out(call.stack))
+        {
+            self.out_of_scope[index] += 1;
+            return Ok(());
+        }
         let thread = Thread::of(&mut process.threads, (process.id, process.pid), lower(call.pid_tid), sink)?;
         // What is not below a call on the stack is not within it: that one has ended without being seen to.
         while let Some(abandoned) = thread.take_abandoned(call.stack_pointer) {
@@ -418,9 +454,18 @@ impl Outside {
             objects: &mut process.objects,
             correlation: &mut process.correlation,
             gaps: &mut self.gaps,
+            left_out: None,
         };
-        let open = within.open(arguments, sink)?;
-        if matches!(open, Open::Nothing) {
+        let mut open = within.open(arguments, sink)?;
+        let is_left_out = match &within.left_out {
+            Some(shapes) => scope::keep_only(&mut open, |launch| !shapes.contains(&launch.shape)),
+            None => false,
+        };
+        if is_left_out {
+            self.out_of_scope[index] += 1;
+            open = Open::Nothing;
+        }
+        if !is_left_out && matches!(open, Open::Nothing) {
             return Ok(());
         }
         if function.meaning.wants_return(self.launch_durations) {

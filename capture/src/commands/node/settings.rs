@@ -102,8 +102,13 @@ impl Settings {
     /// What can be known to be wrong before anything is begun.
     fn checked(self) -> Result<Settings> {
         if let Some(kernel) = &self.kernel {
-            regex::bytes::Regex::new(kernel).context("kernel")?;
+            regex::Regex::new(kernel).context("kernel")?;
         }
+        // Of a launch that is not sent nobody knows that it is what returns.
+        anyhow::ensure!(
+            self.python_path.is_empty() || !self.launch_durations,
+            "python-path and launch-durations cannot be had together"
+        );
         Ok(self)
     }
 
