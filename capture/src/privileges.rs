@@ -69,10 +69,7 @@ mod tests {
         let all = NEEDED.iter().fold(CapabilitySet::empty(), |all, (capability, _)| all | *capability);
         assert_eq!(missing(all), None);
         assert_eq!(missing(all - CapabilitySet::SYS_PTRACE).as_deref(), Some("CAP_SYS_PTRACE is"));
-        assert_eq!(
-            missing(CapabilitySet::SYS_ADMIN).as_deref(),
-            Some("CAP_BPF, CAP_PERFMON, CAP_SYS_PTRACE are")
-        );
+        assert_eq!(missing(CapabilitySet::SYS_ADMIN).as_deref(), Some("CAP_BPF, CAP_PERFMON, CAP_SYS_PTRACE are"));
     }
 
     #[test]

@@ -145,7 +145,12 @@ pub(super) fn report_as(summary: &Summary, json: bool, quiet: bool) -> Result<()
         let groups: Vec<String> = summary
             .out_of_scope
             .iter()
-            .map(|(group, calls)| format!("{calls} {}", group.to_possible_value().map_or_else(String::new, |value| value.get_name().to_owned())))
+            .map(|(group, calls)| {
+                format!(
+                    "{calls} {}",
+                    group.to_possible_value().map_or_else(String::new, |value| value.get_name().to_owned())
+                )
+            })
             .collect();
         writeln!(out, "out of scope: {}", groups.join(", "))?;
     }

@@ -6,9 +6,9 @@ use aya::maps::{Array, HashMap, MapData, PerCpuArray, RingBuf};
 use aya::programs::RawTracePoint;
 use aya::{Ebpf, EbpfLoader, Pod};
 use ktape_ebpf::python::Interpreter;
+use ktape_ebpf::scope::Scope;
 #[cfg(doc)]
 use ktape_ebpf::wire::unsaid;
-use ktape_ebpf::scope::Scope;
 use ktape_ebpf::wire::{Counters, LeftOut, OutOfScope, Plan, Target, Walked, stack_use};
 
 use super::btf::{Btf, BtfError};
@@ -168,8 +168,7 @@ impl Kernel {
         let links = Links::load(&mut ebpf, &maps, programs)?;
         let node = if node.is_some() { Some(Node::take(&mut ebpf)?) } else { None };
         let functions = functions.len();
-        let kernel =
-            Kernel { ebpf, targets, interpreters, counters, unsaid, functions, links, sampler: None, node };
+        let kernel = Kernel { ebpf, targets, interpreters, counters, unsaid, functions, links, sampler: None, node };
         Ok((kernel, ring))
     }
 

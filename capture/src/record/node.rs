@@ -72,7 +72,8 @@ impl Session {
         // From here on nothing is mapped without a word.
         let mappings = Mappings::open();
         if let Err(error) = &mappings {
-            let what = format!("the kernel does not tell what processes map ({error}): they are looked at every {SCAN:?}");
+            let what =
+                format!("the kernel does not tell what processes map ({error}): they are looked at every {SCAN:?}");
             self.trouble(what);
         }
         if let Some(node) = &mut self.node {

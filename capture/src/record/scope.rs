@@ -42,7 +42,8 @@ impl Scope {
         told.pids = self.pids.len() as u32;
         told.pid[..self.pids.len()].copy_from_slice(&self.pids);
         for (into, pattern) in told.comm.iter_mut().zip(&self.comms) {
-            *into = Pattern::new(pattern.as_bytes()).with_context(|| format!("comm {pattern:?}: longer than the kernel keeps names"))?;
+            *into = Pattern::new(pattern.as_bytes())
+                .with_context(|| format!("comm {pattern:?}: longer than the kernel keeps names"))?;
             told.comms += 1;
         }
         for (into, path) in told.group.iter_mut().zip(&self.cgroups) {
@@ -64,7 +65,8 @@ impl Scope {
     /// Whether a process is in it.
     pub(super) fn has(&self, process: &Process) -> bool {
         let name = padded(&process.name);
-        let is_named = |pattern: &String| Pattern::new(pattern.as_bytes()).is_some_and(|pattern| pattern.matches(&name));
+        let is_named =
+            |pattern: &String| Pattern::new(pattern.as_bytes()).is_some_and(|pattern| pattern.matches(&name));
         let is_below = |path: &PathBuf| Path::new(&process.unified_cgroup).starts_with(in_hierarchy(path));
         (self.pids.is_empty() || self.pids.contains(&process.pid))
             && (self.comms.is_empty() || self.comms.iter().any(is_named))

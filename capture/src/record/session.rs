@@ -117,9 +117,7 @@ impl Session {
         target::process::is_in_first_namespace()?;
         let functions = functions::all();
         let (kernel, ring) = match &options.node {
-            Some(scope) => {
-                Kernel::load_for_node(&functions, options.buffer_bytes, !scope.python_paths.is_empty())?
-            }
+            Some(scope) => Kernel::load_for_node(&functions, options.buffer_bytes, !scope.python_paths.is_empty())?,
             None => Kernel::load(&functions, options.buffer_bytes)?,
         };
         let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
@@ -235,7 +233,8 @@ impl Session {
         let seen: u64 = self.functions.iter().zip(&counters).filter(is_event).map(|(_, c)| c.calls).sum();
         let seen = seen - left_out;
         let sum = |of: fn(&Counters) -> u64| counters.iter().map(of).sum();
-        let unsaid = [unsaid::LIFECYCLES, unsaid::CHILDREN, unsaid::CALLS_NOT_ADMITTED].map(|kind| self.kernel.unsaid(kind).unwrap_or(0));
+        let unsaid = [unsaid::LIFECYCLES, unsaid::CHILDREN, unsaid::CALLS_NOT_ADMITTED]
+            .map(|kind| self.kernel.unsaid(kind).unwrap_or(0));
         for (count, what) in unsaid.into_iter().zip([
             "words of processes and threads that came or went found the ring buffer full",
             "children were not recorded: there were 4096 processes",

@@ -41,8 +41,9 @@ impl Node {
         let mut line = String::new();
         said.read_line(&mut line).expect("capture says something");
         let tape = line.strip_prefix("recording the node onto ").and_then(|rest| rest.split(';').next());
-        let tape = PathBuf::from(tape.unwrap_or_else(|| panic!("{line}")));
-        Node { child, said, tape }
+        let node = Node { child, said, tape: PathBuf::from(tape.unwrap_or_default()) };
+        assert!(tape.is_some(), "{line}");
+        node
     }
 
     fn signal(&self, signal: Signal) {
@@ -63,7 +64,15 @@ impl Node {
         let summary: serde_json::Value = serde_json::from_str(&summary).expect("a summary");
         assert_eq!(summary["lost"], 0, "{summary}");
         assert_eq!(summary["seen"], summary["written"], "{summary}");
-        (summary, self.tape)
+        (summary, self.tape.clone())
+    }
+}
+
+/// Nobody else ends it if its test fails.
+impl Drop for Node {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
     }
 }
 
@@ -167,7 +176,8 @@ fn contained(namespaces: &[&str]) {
     std::fs::create_dir(&copies).expect("a folder");
     std::fs::copy(scene.driver("libcuda.so.1"), format!("{copies}/libcuda.so.1")).expect("a copy");
     std::fs::copy(&python, format!("{copies}/python")).expect("a copy");
-    let script = "mount --bind $0/libcuda.so.1 $1 && mount --bind $0/python $2 && exec $2 -I -S -c \"$3; $4\" 400 marked";
+    let script =
+        "mount --bind $0/libcuda.so.1 $1 && mount --bind $0/python $2 && exec $2 -I -S -c \"$3; $4\" 400 marked";
     let mut command = Command::new("unshare");
     command.args(namespaces).args(["sh", "-c"]);
     if namespaces.contains(&"--mount") {
@@ -280,7 +290,16 @@ fn only_processes_of_a_name_are_recorded_and_the_others_counted() {
     let inside = launch(&mut light(&scene, &trainer, &[LAUNCHES, "100"]));
     let outside = launch(&mut light(&scene, &python, &[LAUNCHES, "100"]));
     let (summary, tape) = node.end();
-    let asked = |pid| scene.truths().iter().filter(|truth| truth.process() == pid).map(|truth| exact::truth(truth, CALLS)).flat_map(Threads::into_values).map(|calls| calls.len()).sum::<usize>();
+    let asked = |pid| {
+        scene
+            .truths()
+            .iter()
+            .filter(|truth| truth.process() == pid)
+            .map(|truth| exact::truth(truth, CALLS))
+            .flat_map(Threads::into_values)
+            .map(|calls| calls.len())
+            .sum::<usize>()
+    };
     assert_eq!((recorded(&tape, inside), recorded(&tape, outside)), (asked(inside), 0));
     // Other tests' processes are out of this scope as well.
     let left_out = |group: &str| summary["out_of_scope"][group].as_u64().unwrap_or(0);
@@ -441,7 +460,8 @@ fn what_never_calls_cuda_costs_next_to_nothing() {
 /// A recorder that runs as nobody, with just these capabilities.
 fn as_nobody(scene: &Scene, capabilities: &str) -> Command {
     use std::os::unix::fs::PermissionsExt as _;
-    let open = |path: &Path| std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o777)).expect("it is ours");
+    let open =
+        |path: &Path| std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o777)).expect("it is ours");
     let folder = PathBuf::from(scene.path("node"));
     std::fs::create_dir_all(&folder).expect("a folder");
     open(&folder);
@@ -568,7 +588,10 @@ fn launches_in(scope: &[&str]) -> Option<(usize, u64, serde_json::Value)> {
 
 #[test]
 fn only_launches_under_a_python_file_are_recorded() {
-    let Some((launches, left_out, summary)) = launches_in(&["--python-path", "*/model_a.py", "--comm", "two-files"]) else { return };
+    let Some((launches, left_out, summary)) = launches_in(&["--python-path", "*/model_a.py", "--comm", "two-files"])
+    else {
+        return;
+    };
     // Those that came before the interpreter was known have no stack.
     assert_eq!(launches, 2000, "{summary}");
     assert!(left_out >= 2000, "{summary}");

@@ -221,11 +221,8 @@ impl Stacks {
         sink: &mut S,
     ) -> Result<Added, S::Error> {
         let frames = frames.chunks_exact(size_of::<RawFrame>()).take(body.depth as usize);
-        let mut added = Added {
-            unknown_frames: 0,
-            is_incomplete: body.end != End::Outermost as u32,
-            is_left_out: false,
-        };
+        let mut added =
+            Added { unknown_frames: 0, is_incomplete: body.end != End::Outermost as u32, is_left_out: false };
         let mut has_file = false;
         let mut stack = Growing { id: 0, sink };
         if let Some(why) = incomplete(body.end) {

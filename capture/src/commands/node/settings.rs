@@ -115,8 +115,7 @@ impl Settings {
     /// These settings as they can count after a recording has begun with others, and what of them can't.
     pub(super) fn after(self, old: &Settings) -> (Settings, Vec<&'static str>) {
         let Settings { pid, comm, cgroup, segment_size, segment_time, keep_size, keep_age, .. } = self.clone();
-        let counting =
-            Settings { pid, comm, cgroup, segment_size, segment_time, keep_size, keep_age, ..old.clone() };
+        let counting = Settings { pid, comm, cgroup, segment_size, segment_time, keep_size, keep_age, ..old.clone() };
         let stay = [
             ("output", self.output != old.output),
             ("functions", self.functions != old.functions),
@@ -232,7 +231,10 @@ mod tests {
         assert_eq!(read.comm, ["python*"]);
         assert_eq!((read.pid.as_slice(), read.native, read.cpu_hz, read.buffer), (&[7][..], true, Some(99), Some(64)));
         assert_eq!(read.functions, [Group::Launch, Group::Mem]);
-        assert_eq!((read.segment_size, read.keep_age), (Some(Bytes(1 << 30)), Some(Span(Duration::from_secs(2_592_000)))));
+        assert_eq!(
+            (read.segment_size, read.keep_age),
+            (Some(Bytes(1 << 30)), Some(Span(Duration::from_secs(2_592_000))))
+        );
     }
 
     #[test]
@@ -267,7 +269,8 @@ mod tests {
     #[test]
     fn what_cannot_change_stays_and_is_told() {
         let old = Settings { native: true, comm: vec!["a".to_owned()], ..Settings::default() };
-        let new = Settings { comm: vec!["b".to_owned()], buffer: Some(32), keep_size: Some(Bytes(5)), ..Settings::default() };
+        let new =
+            Settings { comm: vec!["b".to_owned()], buffer: Some(32), keep_size: Some(Bytes(5)), ..Settings::default() };
         let (counting, stay) = new.after(&old);
         assert_eq!(stay, ["native", "buffer"]);
         assert_eq!((counting.native, counting.buffer, counting.keep_size), (true, None, Some(Bytes(5))));
