@@ -34,7 +34,8 @@ static SCOPE_NUMBER: Array<u64> = Array::with_max_entries(1, 0);
 #[map]
 static OUTSIDERS: LruHashMap<u32, u64> = LruHashMap::with_max_entries(4096, 0);
 
-/// The Python of children of recorded processes, which run the same program, by number.
+/// The Python of processes that have not called yet, by number: of children of recorded ones, which run the same program, and of
+/// those that have mapped the driver.
 #[map]
 static INHERITED: LruHashMap<u32, Walked> = LruHashMap::with_max_entries(4096, 0);
 

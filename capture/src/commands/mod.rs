@@ -29,7 +29,7 @@ enum Command {
     /// Records processes that run already
     Attach(attach::Args),
     /// Records every process of this machine that calls CUDA, in every container, as they come and go
-    Node(node::Args),
+    Node(Box<node::Args>),
     /// Says what of the recorder works on this machine, and what to do about the rest
     Doctor(doctor::Args),
     /// Shows where in a library the probes would be, and what each costs
@@ -69,7 +69,7 @@ fn run(command: Command) -> Result<Outcome> {
     match command {
         Command::Run(args) => run::run(&args),
         Command::Attach(args) => attach::run(&args),
-        Command::Node(args) => node::run(args),
+        Command::Node(args) => node::run(*args),
         Command::Doctor(args) => doctor::run(&args),
         Command::Probes(args) => probes::run(&args),
     }

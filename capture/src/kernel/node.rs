@@ -2,8 +2,9 @@
 
 use aya::Ebpf;
 use aya::maps::{Array, HashMap, MapData, PerCpuArray};
+use ktape_ebpf::python::Interpreter;
 use ktape_ebpf::scope::Scope;
-use ktape_ebpf::wire::{LeftOut, OutOfScope};
+use ktape_ebpf::wire::{LeftOut, OutOfScope, Walked};
 
 use super::programs::{KernelError, Wire, take};
 
@@ -13,6 +14,7 @@ pub struct Node {
     number: Array<MapData, u64>,
     out_of_scope: PerCpuArray<MapData, Wire<OutOfScope>>,
     left_out: HashMap<MapData, Wire<LeftOut>, u8>,
+    inherited: HashMap<MapData, u32, Wire<Walked>>,
 }
 
 impl Node {
@@ -21,7 +23,8 @@ impl Node {
         let number = Array::try_from(take(ebpf, "SCOPE_NUMBER")?)?;
         let out_of_scope = PerCpuArray::try_from(take(ebpf, "OUT_OF_SCOPE")?)?;
         let left_out = HashMap::try_from(take(ebpf, "LEFT_OUT")?)?;
-        let mut node = Node { scopes, number, out_of_scope, left_out };
+        let inherited = HashMap::try_from(take(ebpf, "INHERITED")?)?;
+        let mut node = Node { scopes, number, out_of_scope, left_out, inherited };
         // Until it is said, nobody is: no process has this number.
         node.set_scope(&Scope { pids: 1, ..Scope::ALL })?;
         Ok(node)
@@ -32,6 +35,11 @@ impl Node {
         let next = self.number.get(&0, 0)?.wrapping_add(1);
         self.scopes.set(next as u32 & 1, Wire(*scope), 0)?;
         Ok(self.number.set(0, next, 0)?)
+    }
+
+    /// Says which Python a process runs that has not called yet.
+    pub fn set_interpreter(&mut self, pid: u32, interpreter: Interpreter) -> Result<(), KernelError> {
+        Ok(self.inherited.insert(pid, Wire(Walked { generation: 0, interpreter }), 0)?)
     }
 
     /// Has launches with this stack left out from now on.

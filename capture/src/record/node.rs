@@ -19,6 +19,7 @@ use super::scope::Scope;
 use super::session::{Session, monotonic_ns};
 use crate::kernel::mappings::Mappings;
 use crate::probes::groups::Group;
+use crate::python::find;
 use crate::target::libraries::{self, FileId, Kind, kind_of};
 use crate::target::process::{self, Process};
 use crate::target::stubs::live;
@@ -127,7 +128,10 @@ impl Session {
         if scans_all {
             pids = users_of_cuda()?;
         }
-        pids.into_iter().for_each(|pid| self.look_for_libraries(pid));
+        for pid in pids {
+            self.look_for_libraries(pid);
+            self.meet(pid)?;
+        }
         for (pid, stack) in self.collector.take_left_out() {
             if let Some(recorded) = self.processes.get(&pid)
                 && let Some(told) = self.kernel.node()
@@ -157,6 +161,20 @@ impl Session {
             }
         }
         Ok((groups, seen))
+    }
+
+    /// Looks for the Python of a process that may call soon: a call that comes before it is known has no stack.
+    fn meet(&mut self, pid: u32) -> Result<()> {
+        if self.processes.contains_key(&pid) {
+            return Ok(());
+        }
+        let Ok(located) = find::locate(pid) else { return Ok(()) };
+        // What goes wrong here is tried again when it calls, and told then.
+        let _ = self.watch_code(pid, &located);
+        if let Some(told) = self.kernel.node() {
+            told.set_interpreter(pid, located.interpreter)?;
+        }
+        Ok(())
     }
 
     /// Sets probes in the libraries that a process has mapped.

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::time::Duration;
 
-use anyhow::{Context as _, Result};
+use anyhow::{Context as _, Result, anyhow};
 use serde::Deserialize;
 
 use crate::commands::recording;
@@ -75,7 +75,12 @@ impl Settings {
         let Some(path) = file else { return self.checked() };
         let at = || format!("the configuration {}", path.display());
         let text = std::fs::read_to_string(path).with_context(at)?;
-        let file: Settings = toml::from_str(&text).with_context(at)?;
+        // In one line, as a log has them.
+        let told = |error: toml::de::Error| {
+            let before = text.get(..error.span().map_or(0, |span| span.start)).unwrap_or_default();
+            anyhow!("line {}: {}", 1 + before.matches('\n').count(), error.message())
+        };
+        let file: Settings = toml::from_str(&text).map_err(told).with_context(at)?;
         self.over(file).checked()
     }
 
