@@ -4,7 +4,7 @@
 //! be kept of this function (`PLANS`, by the probe's cookie), who called (`stack.rs`). The answer goes into one ring buffer,
 //! and the counters are raised before that is asked for room, so that what it cannot take is known.
 //! `sampled` (`sample.rs`) looks at running threads, `switched` and `woken` (`offcpu.rs`) at those that do not run, where that was
-//! asked for.
+//! asked for. Where the whole node is recorded, `node.rs` makes a process that calls a target.
 //! `forked`, `executed` and `exited` keep `TARGETS` true; `libraries` tells that a library came or went; `code_freed` sees to it
 //! that what was said of a code object is not taken for true of the next one at its address; `empty` is for the bench.
 
@@ -16,6 +16,7 @@
 
 mod bodies;
 mod maps;
+mod node;
 mod offcpu;
 mod sample;
 mod sent;
@@ -32,7 +33,7 @@ use aya_ebpf::macros::{raw_tracepoint, uprobe, uretprobe};
 use aya_ebpf::programs::{ProbeContext, RawTracePointContext, RetProbeContext};
 use ktape_ebpf::wire::{
     Call, LIST_BYTES, LISTS_BYTES, Lifecycle, ListsCall, MEMORY_BYTES, MemoryCall, NAME_BYTES, NamedCall, Plan, Return,
-    STACK_WORDS, StackCall, Target, Walked, kind, life, unsaid,
+    STACK_WORDS, StackCall, Target, Walked, kind, life, stack_use, unsaid,
 };
 
 use crate::maps::{
@@ -51,21 +52,28 @@ fn enter(ctx: ProbeContext) -> u32 {
 #[inline(always)]
 fn entered(ctx: &ProbeContext) -> Option<u32> {
     let pid_tid = bpf_get_current_pid_tgid();
-    let target = TARGETS.get_ptr_mut((pid_tid >> 32) as u32)?;
-    // SAFETY: a helper without arguments.
-    let time_ns = unsafe { bpf_ktime_get_ns() };
     // SAFETY: the context is this program's.
     let function = unsafe { bpf_get_attach_cookie(ctx.as_ptr()) } as u32;
+    let target = match TARGETS.get_ptr_mut((pid_tid >> 32) as u32) {
+        Some(target) => target,
+        None => node::admit(pid_tid, function)?,
+    };
+    // SAFETY: a helper without arguments.
+    let time_ns = unsafe { bpf_ktime_get_ns() };
     let plan = PLANS.get(function)?;
     let counters = COUNTERS.get_ptr_mut(function)?;
-    let slot = tally::slot(time_ns)?;
-    tally::seen(slot, plan.tally);
     // SAFETY: a map's value.
     count(unsafe { &raw mut (*counters).calls });
     // SAFETY: the context of a probe is its registers.
     let regs = unsafe { &*ctx.regs };
     let seen = Seen::Calling(ctx.as_ptr(), regs.rsp);
     let stack = if plan.stack != 0 { stack::record(seen, target, pid_tid, counters) } else { 0 };
+    if plan.stack & stack_use::LAUNCH != 0 && node::leaves_out(target, stack, function) {
+        return None;
+    }
+    // What is left out here is no part of the account.
+    let slot = tally::slot(time_ns)?;
+    tally::seen(slot, plan.tally);
     let call = Call {
         kind: plan.record as u16,
         // SAFETY: a helper without arguments.
@@ -283,9 +291,12 @@ fn libraries(_: ProbeContext) -> u32 {
 fn forked(ctx: RawTracePointContext) -> i32 {
     let pid_tid = bpf_get_current_pid_tgid();
     let pid = (pid_tid >> 32) as u32;
-    let Some(target) = TARGETS.get_ptr(pid) else { return 0 };
     let child: u64 = ctx.arg(1);
     let child_pid = task_word(child, setting(&TASK_TGID));
+    if child_pid != pid {
+        node::hand_down(pid, child_pid);
+    }
+    let Some(target) = TARGETS.get_ptr(pid) else { return 0 };
     let child_tid = task_word(child, setting(&TASK_PID));
     let child_pid_tid = u64::from(child_pid) << 32 | u64::from(child_tid);
     // SAFETY: a helper without arguments.
@@ -325,13 +336,22 @@ fn forked(ctx: RawTracePointContext) -> i32 {
 fn executed(_: RawTracePointContext) -> i32 {
     let pid_tid = bpf_get_current_pid_tgid();
     let pid = (pid_tid >> 32) as u32;
+    if node::is_recorded() {
+        node::forget(pid);
+    }
     let Some(target) = TARGETS.get_ptr_mut(pid) else { return 0 };
     // SAFETY: a helper without arguments.
     let time_ns = unsafe { bpf_ktime_get_ns() };
-    // SAFETY: a map's value.
-    unsafe {
-        (*target).last_state = 0;
-        (*target).generation = time_ns;
+    if node::is_recorded() {
+        // Its own first call makes the new program a target again, if it ever calls.
+        let _ = TARGETS.remove(pid);
+        let _ = INTERPRETERS.remove(pid);
+    } else {
+        // SAFETY: a map's value.
+        unsafe {
+            (*target).last_state = 0;
+            (*target).generation = time_ns;
+        }
     }
     tell(life::EXEC, time_ns, pid_tid, 0);
     0
@@ -341,6 +361,9 @@ fn executed(_: RawTracePointContext) -> i32 {
 #[raw_tracepoint(tracepoint = "sched_process_exit")]
 fn exited(ctx: RawTracePointContext) -> i32 {
     let pid_tid = bpf_get_current_pid_tgid();
+    if node::is_recorded() && (pid_tid >> 32) as u32 == pid_tid as u32 {
+        node::forget((pid_tid >> 32) as u32);
+    }
     if let Some(target) = TARGETS.get_ptr_mut((pid_tid >> 32) as u32) {
         // SAFETY: a map's value.
         unsafe {

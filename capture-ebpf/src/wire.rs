@@ -67,7 +67,7 @@ pub mod kind {
 pub struct Plan {
     /// The record that a call makes: `kind::CALL`, `STACK_CALL`, `MEMORY_CALL`, `NAMED_CALL` or `LISTS_CALL`.
     pub record: u32,
-    /// Whether the Python stack is wanted.
+    /// What the Python stack is wanted for: see [`stack_use`]; 0 if it is not.
     pub stack: u32,
     /// For a [`MemoryCall`] the argument (from 0) that points to the memory, for a [`NamedCall`] to the string, for a
     /// [`ListsCall`] to the first list.
@@ -82,6 +82,14 @@ pub struct Plan {
     pub outs: [u32; 2],
     /// The kind that a call counts as: the tape's table that its row goes into, 0 for one that is no event. See [`tally`].
     pub tally: u32,
+}
+
+/// What a stack is wanted for.
+pub mod stack_use {
+    /// The call is an event.
+    pub const EVENT: u32 = 1;
+    /// The call is a launch, which is not sent if its stack is left out.
+    pub const LAUNCH: u32 = 2;
 }
 
 /// A call was entered.
@@ -413,6 +421,8 @@ pub mod life {
     pub const THREAD_EXIT: u32 = 5;
     /// It mapped or unmapped a library.
     pub const LIBRARIES: u32 = 6;
+    /// It called for the first time, and is recorded from this call on; the time is the generation of its program.
+    pub const ADMITTED: u32 = 7;
 }
 
 /// What the programs could not say, by index of their counters.
@@ -421,8 +431,10 @@ pub mod unsaid {
     pub const LIFECYCLES: u32 = 0;
     /// A child that is not recorded, as there were [`super::MOST_TARGETS`] processes.
     pub const CHILDREN: u32 = 1;
+    /// A call of a process that is not recorded, as there were [`super::MOST_TARGETS`].
+    pub const CALLS_NOT_ADMITTED: u32 = 2;
     /// How many kinds there are.
-    pub const KINDS: u32 = 2;
+    pub const KINDS: u32 = 3;
 }
 
 /// What one processor counted of one function, whatever became of the records.
@@ -529,6 +541,26 @@ pub mod tally {
     pub const fn interval(time_ns: u64) -> u64 {
         time_ns >> INTERVAL_SHIFT
     }
+}
+
+/// Calls of one function that the scope of `capture node` left out, on one processor.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct OutOfScope {
+    /// Calls of processes that are not in it. They are not among [`Counters::calls`].
+    pub of_processes: u64,
+    /// Calls of recorded processes that are not in it. They are.
+    pub of_calls: u64,
+}
+
+/// A stack whose launches are left out, of one program.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct LeftOut {
+    /// Its hash.
+    pub stack: u64,
+    /// As in [`Target`].
+    pub generation: u64,
 }
 
 /// How many processes can be recorded at a time.

@@ -9,6 +9,7 @@ pub mod collect;
 pub mod commands;
 pub mod doctor;
 pub mod kernel;
+pub mod privileges;
 pub mod probes;
 pub mod python;
 pub mod record;

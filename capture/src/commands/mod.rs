@@ -8,8 +8,10 @@ use clap::{Parser, Subcommand};
 
 mod attach;
 mod doctor;
+mod node;
 mod print;
 mod probes;
+mod quantities;
 mod recording;
 mod run;
 mod segments;
@@ -28,6 +30,8 @@ enum Command {
     Run(run::Args),
     /// Records processes that run already
     Attach(attach::Args),
+    /// Records every process of this machine that calls CUDA, in every container, as they come and go
+    Node(Box<node::Args>),
     /// Says what of the recorder works on this machine, and what to do about the rest
     Doctor(doctor::Args),
     /// Shows where in a library the probes would be, and what each costs
@@ -70,6 +74,7 @@ fn run(command: Command) -> Result<Outcome> {
     match command {
         Command::Run(args) => run::run(&args),
         Command::Attach(args) => attach::run(&args),
+        Command::Node(args) => node::run(*args),
         Command::Doctor(args) => doctor::run(&args),
         Command::Probes(args) => probes::run(&args),
     }

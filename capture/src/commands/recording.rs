@@ -7,6 +7,7 @@ use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
 
 use anyhow::Result;
+use clap::ValueEnum as _;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 
 use super::Outcome;
@@ -17,6 +18,9 @@ use crate::record::cost::Spending;
 use crate::record::segments;
 use crate::record::session::{Progress, Session};
 use crate::record::summary::Summary;
+
+/// How much may wait between the probes and the recorder, unless something else is said.
+pub(super) const BUFFER_MIB: u32 = 32;
 
 /// The options of a recording.
 #[derive(clap::Args)]
@@ -46,7 +50,7 @@ pub(super) struct Recording {
     pub(super) native: bool,
     /// How much may wait between the probes and the recorder, in MiB: a power of two. It has to last while the recorder is
     /// kept from running; 32 are half a second at 500,000 launches a second
-    #[arg(long, value_name = "MIB", default_value_t = 32, value_parser = buffer)]
+    #[arg(long, value_name = "MIB", default_value_t = BUFFER_MIB, value_parser = buffer)]
     pub(super) buffer: u32,
     /// Keep less of each event where the probes take more of a thread's time than this: leave out native frames, cut stacks to 32
     /// and then 8 frames, keep the stack of one call in 4, 16, 64, leave out durations of launches. No event is left out; each
@@ -61,14 +65,14 @@ pub(super) struct Recording {
     pub(super) quiet: bool,
 }
 
-fn buffer(text: &str) -> Result<u32, String> {
+pub(super) fn buffer(text: &str) -> Result<u32, String> {
     let number = text.parse().map_err(|_| "not a number of MiB".to_owned())?;
     let fits = |&mib: &u32| mib.is_power_of_two() && mib <= 1024;
     Some(number).filter(fits).ok_or_else(|| "must be a power of two, 1024 at most".to_owned())
 }
 
 /// A share as parts of 1, from `1%` or `1`.
-fn percent(text: &str) -> Result<f64, String> {
+pub(super) fn percent(text: &str) -> Result<f64, String> {
     let number: f64 =
         text.strip_suffix('%').unwrap_or(text).trim_end().parse().map_err(|_| "not a percentage".to_owned())?;
     Some(number / 100.0)
@@ -149,13 +153,18 @@ pub(super) fn outcome(summary: &Summary) -> Result<Outcome> {
 
 /// Says what was recorded.
 pub(super) fn report(summary: &Summary, recording: &Recording) -> Result<()> {
-    if recording.json {
+    report_as(summary, recording.json, recording.quiet)
+}
+
+/// Says what was recorded: to a program, to a person, or to nobody.
+pub(super) fn report_as(summary: &Summary, json: bool, quiet: bool) -> Result<()> {
+    if json {
         let mut out = io::stdout().lock();
         serde_json::to_writer_pretty(&mut out, summary)?;
         writeln!(out)?;
         return Ok(());
     }
-    if recording.quiet {
+    if quiet {
         return Ok(());
     }
     let mut out = io::stderr().lock();
@@ -187,6 +196,19 @@ pub(super) fn report(summary: &Summary, recording: &Recording) -> Result<()> {
     )?;
     for change in &summary.fidelity_changes {
         writeln!(out, "  {change}")?;
+    }
+    if !summary.out_of_scope.is_empty() {
+        let groups: Vec<String> = summary
+            .out_of_scope
+            .iter()
+            .map(|(group, calls)| {
+                format!(
+                    "{calls} {}",
+                    group.to_possible_value().map_or_else(String::new, |value| value.get_name().to_owned())
+                )
+            })
+            .collect();
+        writeln!(out, "out of scope: {}", groups.join(", "))?;
     }
     if !summary.kernels.is_empty() {
         let sources: Vec<String> =

@@ -54,6 +54,7 @@ pub(super) fn run(args: &Args) -> Result<Outcome> {
         cpu_hz: args.recording.cpu_hz,
         max_overhead: args.recording.max_overhead,
         off_cpu: args.recording.off_cpu,
+        node: None,
     })?;
     if is_segmented {
         recording::rotate_on_hangup(&session)?;

@@ -2,7 +2,9 @@
 
 pub mod btf;
 pub mod links;
+pub mod mappings;
 mod multi;
+pub mod node;
 mod off_cpu;
 pub mod programs;
 pub mod sampler;

@@ -6,16 +6,20 @@ use aya::maps::{Array, HashMap, MapData, PerCpuArray, RingBuf};
 use aya::programs::RawTracePoint;
 use aya::{Ebpf, EbpfLoader, Pod};
 use ktape_ebpf::python::Interpreter;
+use ktape_ebpf::scope::Scope;
 use ktape_ebpf::wire::tally::{SLOTS, Slot};
 #[cfg(doc)]
 use ktape_ebpf::wire::unsaid;
-use ktape_ebpf::wire::{Counters, Fidelity, Off, OffCounters, Plan, Spent, Target, Walked};
+use ktape_ebpf::wire::{
+    Counters, Fidelity, LeftOut, Off, OffCounters, OutOfScope, Plan, Spent, Target, Walked, stack_use,
+};
 
 use super::btf::{Btf, BtfError};
 use super::links::{Link, Links, Named, Program, RECORDING, WITH_EMPTY, map_fd};
+use super::node::Node;
 use super::off_cpu::{Layout, OffCpuWatch};
 use super::sampler::Sampler;
-use crate::probes::functions::Probed;
+use crate::probes::functions::{Meaning, Probed};
 
 /// The compiled programs.
 pub(super) static OBJECT: &[u8] = aya::include_bytes_aligned!(concat!(env!("OUT_DIR"), "/ktape-ebpf-programs"));
@@ -80,6 +84,12 @@ unsafe impl Pod for Wire<Target> {}
 unsafe impl Pod for Wire<Walked> {}
 // SAFETY: as above.
 unsafe impl Pod for Wire<Slot> {}
+// SAFETY: as above.
+unsafe impl Pod for Wire<Scope> {}
+// SAFETY: as above.
+unsafe impl Pod for Wire<OutOfScope> {}
+// SAFETY: as above.
+unsafe impl Pod for Wire<LeftOut> {}
 
 /// The loaded programs.
 pub struct Kernel {
@@ -95,24 +105,36 @@ pub struct Kernel {
     links: Links,
     sampler: Option<Sampler>,
     off_cpu: Option<OffCpuWatch>,
+    node: Option<Node>,
 }
 
 impl Kernel {
     /// Loads the programs and gives them their plans; `ring_bytes` is the length of the ring buffer, a power of two.
     /// Nothing is probed, and no process recorded, yet.
     pub fn load(functions: &[Probed], ring_bytes: u32) -> Result<(Kernel, RingBuf<MapData>), KernelError> {
-        Kernel::load_programs(functions, ring_bytes, RECORDING)
+        Kernel::load_programs(functions, ring_bytes, RECORDING, None)
+    }
+
+    /// As [`Kernel::load`], and every process is recorded from its first call on that the scope has: none, until it is set.
+    /// With `by_stack`, launches whose stacks are [left out](Node::leave_out) are not sent.
+    pub fn load_for_node(
+        functions: &[Probed],
+        ring_bytes: u32,
+        by_stack: bool,
+    ) -> Result<(Kernel, RingBuf<MapData>), KernelError> {
+        Kernel::load_programs(functions, ring_bytes, RECORDING, Some(by_stack))
     }
 
     /// Loads the empty program too, to which the cost of the others is compared.
     pub fn load_with_empty(functions: &[Probed], ring_bytes: u32) -> Result<(Kernel, RingBuf<MapData>), KernelError> {
-        Kernel::load_programs(functions, ring_bytes, WITH_EMPTY)
+        Kernel::load_programs(functions, ring_bytes, WITH_EMPTY, None)
     }
 
     fn load_programs(
         functions: &[Probed],
         ring_bytes: u32,
         programs: &'static [Named],
+        node: Option<bool>,
     ) -> Result<(Kernel, RingBuf<MapData>), KernelError> {
         let btf = Btf::of_this_kernel()?;
         let offset = |path| btf.offset("task_struct", path);
@@ -120,8 +142,11 @@ impl Kernel {
         let thread_pointer = offset("thread.fsbase")?;
         // Without it only time off the processor can't be watched.
         let switches = Layout::of(&btf).unwrap_or_default();
+        let (leader, comm) = (offset("group_leader")?, offset("comm")?);
         let wake_at_bytes = u64::from(ring_bytes / 4);
-        let recorder = u64::from(std::process::id());
+        let (recorder, is_for_node) = (u64::from(std::process::id()), u64::from(node.is_some()));
+        let by_stack = node == Some(true);
+        let stacks_scoped = u64::from(by_stack);
         let mut loader = EbpfLoader::new();
         loader
             .override_global("TASK_TGID", &tgid, true)
@@ -133,12 +158,21 @@ impl Kernel {
             .override_global("SWITCH_TELLS_STATE", &switches.switch_tells_state, true)
             .override_global("WAKE_AT_BYTES", &wake_at_bytes, true)
             .override_global("RECORDER", &recorder, true)
+            .override_global("NODE", &is_for_node, true)
+            .override_global("STACKS_SCOPED", &stacks_scoped, true)
+            .override_global("TASK_GROUP_LEADER", &leader, true)
+            .override_global("TASK_COMM", &comm, true)
             .map_max_entries("EVENTS", ring_bytes);
         let mut ebpf = loader.load(OBJECT)?;
         let maps = ebpf.maps().filter_map(|(name, map)| Some((name.to_owned(), map_fd(map)?))).collect();
         let mut plans: Array<_, Wire<Plan>> = Array::try_from(take(&mut ebpf, "PLANS")?)?;
         for (index, function) in functions.iter().enumerate() {
-            plans.set(index as u32, Wire(function.meaning.plan()), 0)?;
+            let mut plan = function.meaning.plan();
+            // Else what explains a launch that is left out would be taken to explain another.
+            if by_stack && function.meaning == Meaning::RuntimeLaunch {
+                plan.stack = stack_use::LAUNCH;
+            }
+            plans.set(index as u32, Wire(plan), 0)?;
         }
         let targets = HashMap::try_from(take(&mut ebpf, "TARGETS")?)?;
         let interpreters = HashMap::try_from(take(&mut ebpf, "INTERPRETERS")?)?;
@@ -157,23 +191,23 @@ impl Kernel {
             program.attach(tracepoint)?;
         }
         let links = Links::load(&mut ebpf, &maps, programs)?;
-        Ok((
-            Kernel {
-                ebpf,
-                targets,
-                interpreters,
-                counters,
-                spent,
-                fidelity,
-                tallies,
-                unsaid,
-                functions: functions.len(),
-                links,
-                sampler: None,
-                off_cpu: None,
-            },
-            ring,
-        ))
+        let node = if node.is_some() { Some(Node::take(&mut ebpf)?) } else { None };
+        let kernel = Kernel {
+            ebpf,
+            targets,
+            interpreters,
+            counters,
+            spent,
+            fidelity,
+            tallies,
+            unsaid,
+            functions: functions.len(),
+            links,
+            sampler: None,
+            off_cpu: None,
+            node,
+        };
+        Ok((kernel, ring))
     }
 
     /// Records a process from now on, or says more of one that is recorded.
@@ -208,6 +242,11 @@ impl Kernel {
         // One that is not there needs no removing.
         let _ = self.targets.remove(&pid);
         let _ = self.interpreters.remove(&pid);
+    }
+
+    /// What only a recording of the whole node has.
+    pub fn node(&mut self) -> Option<&mut Node> {
+        self.node.as_mut()
     }
 
     /// Sets probes in a library.

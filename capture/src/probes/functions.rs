@@ -16,6 +16,7 @@ use ktape_format::table::Row as _;
 
 use super::collectives::COLLECTIVES;
 use super::graphs::{GRAPHS, GraphCall};
+use super::groups::Group;
 
 /// Position of an argument, from 0. Six and more are on the stack.
 pub type Argument = u8;
@@ -522,12 +523,12 @@ impl Meaning {
 
     /// What the eBPF program is to keep of a call.
     pub fn plan(self) -> Plan {
-        let plan = Plan {
-            record: wire::kind::CALL,
-            stack: self.is_event().into(),
-            tally: self.table().into(),
-            ..Plan::default()
+        let is_launch = self.group() == Some(Group::Launch) && self != Meaning::GraphInstantiate;
+        let stack = match (is_launch, self.is_event()) {
+            (true, _) => wire::stack_use::EVENT | wire::stack_use::LAUNCH,
+            (false, is_event) => is_event.into(),
         };
+        let plan = Plan { record: wire::kind::CALL, stack, tally: self.table().into(), ..Plan::default() };
         let memory = |bytes| Plan { record: wire::kind::MEMORY_CALL, pointer: 0, bytes, ..plan };
         match self {
             Meaning::Launch => Plan { record: wire::kind::STACK_CALL, ..plan },

@@ -11,6 +11,7 @@ pub mod collectives;
 pub mod execution;
 pub mod functions;
 pub mod graphs;
+pub mod groups;
 pub mod library;
 pub mod site;
 pub mod trial;

@@ -10,6 +10,7 @@ use super::blind_spots::Kind;
 use super::session::{LOOK_AGAIN, Session};
 use crate::kernel::links::{Link, Program};
 use crate::probes;
+use crate::probes::functions::Meaning;
 use crate::probes::library::Library;
 use crate::python::dealloc;
 use crate::python::find::Python;
@@ -20,6 +21,9 @@ impl Session {
     pub fn add_library(&mut self, library: &LibraryFile) {
         if self.libraries.insert(library.id) {
             self.attach(library);
+            if let Some(node) = &mut self.node {
+                node.attached(library.id);
+            }
         }
     }
 
@@ -59,6 +63,12 @@ impl Session {
         Ok(true)
     }
 
+    /// Whether a function of this meaning gets a probe: what the scope leaves out has none.
+    fn is_probed(&self, meaning: Meaning) -> bool {
+        let wanted = self.node.as_ref().map_or(&[][..], |node| &node.scope.functions);
+        wanted.is_empty() || meaning.group().is_none_or(|group| wanted.contains(&group))
+    }
+
     fn sites(&self, path: &Path, symbols: &[&str]) -> Result<probes::Sites> {
         let file = File::open(path)?;
         // Read, not mapped: whoever cuts the file short must not end the recorder.
@@ -91,7 +101,7 @@ impl Session {
             let names = std::iter::once(&site.symbol).chain(&site.aliases);
             let index =
                 names.filter_map(|name| self.functions.iter().position(|function| function.symbol == *name)).next();
-            let Some(index) = index else { continue };
+            let Some(index) = index.filter(|&index| self.is_probed(self.functions[index].meaning)) else { continue };
             let link =
                 |program| Link { program, symbol: &site.symbol, file_offset: site.file_offset, cookie: index as u64 };
             links.push(link(Program::Enter));

@@ -51,6 +51,9 @@ impl Session {
                 self.begin_known(child, Some(generation), false)?;
                 self.look_at(child);
             }
+            // The program has taken it out.
+            Notice::Executed { pid, .. } if self.node.is_some() => self.leave(pid)?,
+            Notice::Admitted { pid, generation } => self.admit(pid, generation)?,
             Notice::Executed { pid, generation } => {
                 self.begin_known(pid, Some(generation), true)?;
                 self.look_at(pid);

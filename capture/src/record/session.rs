@@ -25,8 +25,10 @@ use super::blind_spots::Noted;
 use super::cost::Cost;
 use super::governor::Governor;
 use super::losses::Losses;
+use super::node::Node;
 use super::output::Output;
 use super::processes::Recorded;
+use super::scope::Scope;
 use super::segments;
 use super::summary::{CpuSamples, OffCpu, Summary};
 use super::tally::Tallies;
@@ -48,6 +50,8 @@ pub(super) const LOOK_AGAIN: Duration = Duration::from_millis(500);
 const TELL_LOSSES: Duration = Duration::from_secs(1);
 /// How often the clocks are read together.
 const CLOCKS: Duration = Duration::from_secs(10);
+/// So many troubles are told apart: over weeks there may be any number.
+const MOST_TROUBLES: usize = 1000;
 /// After so many records the other duties have their turn.
 pub(super) const RECORDS_A_ROUND: usize = 65_536;
 
@@ -72,6 +76,8 @@ pub struct Options {
     pub max_overhead: Option<f64>,
     /// Whether it is recorded when threads do not run.
     pub off_cpu: bool,
+    /// The whole node is recorded, as far as this has it; `None` for named processes.
+    pub node: Option<Scope>,
 }
 
 /// A recording that goes on.
@@ -90,6 +96,8 @@ pub struct Session {
     pub(super) cost: Cost,
     governor: Option<Governor>,
     pub(super) tallies: Tallies,
+    /// What there is more where the whole node is recorded.
+    pub(super) node: Option<Node>,
     pub(super) processes: FxHashMap<u32, Recorded>,
     /// Libraries that have probes, by device and inode.
     pub(super) libraries: FxHashSet<FileId>,
@@ -132,7 +140,10 @@ impl Session {
     pub fn begin(options: Options) -> Result<Session> {
         target::process::is_in_first_namespace()?;
         let functions = functions::all();
-        let (mut kernel, ring) = Kernel::load(&functions, options.buffer_bytes)?;
+        let (mut kernel, ring) = match &options.node {
+            Some(scope) => Kernel::load_for_node(&functions, options.buffer_bytes, !scope.python_paths.is_empty())?,
+            None => Kernel::load(&functions, options.buffer_bytes)?,
+        };
         // Before probes are tried: those would leave traces in this process that hide the answer.
         let site_kernel = probes::Kernel::ask().unwrap_or(probes::Kernel::OLD);
         let traps = Traps::measure(&mut kernel)?;
@@ -152,6 +163,7 @@ impl Session {
             cost: Cost::new(traps, functions.len()),
             governor: options.max_overhead.map(|limit| Governor::new(limit, options.native, options.launch_durations)),
             tallies: Tallies::new(monotonic_ns()),
+            node: options.node.clone().map(Node::new).transpose()?,
             options,
             functions,
             kernel,
@@ -176,6 +188,9 @@ impl Session {
             told_losses: now,
             read_clocks: now,
         };
+        if let Some(scope) = &session.options.node {
+            session.collector.set_scope(scope.of_launches()?);
+        }
         session.read_clocks()?;
         if let Some(hz) = session.options.cpu_hz {
             session.kernel.sample(hz)?;
@@ -221,10 +236,11 @@ impl Session {
         Ok(())
     }
 
-    /// Records until `stop` says so, or no recorded process is left. `progress` is called every so often.
+    /// Records until `stop` says so, or no recorded process is left; of the whole node there always may come one. `progress` is called every so often.
     pub fn run(&mut self, stop: &AtomicBool, mut progress: impl FnMut(Progress)) -> Result<()> {
-        while !stop.load(Ordering::Relaxed) && !self.processes.is_empty() {
+        while !stop.load(Ordering::Relaxed) && (self.node.is_some() || !self.processes.is_empty()) {
             let taken = self.drain(RECORDS_A_ROUND)?;
+            self.look_after_node()?;
             self.duties()?;
             progress(self.progress());
             if taken < RECORDS_A_ROUND {
@@ -259,12 +275,16 @@ impl Session {
         self.tallies.look(&self.kernel, self.collector.settled(), monotonic_ns())?;
         self.read_clocks()?;
         let is_event = |(function, _): &(&Probed, _)| function.meaning.is_event();
-        let seen = self.functions.iter().zip(&counters).filter(is_event).map(|(_, c)| c.calls).sum();
+        let (out_of_scope, left_out) = self.out_of_scope()?;
+        let seen: u64 = self.functions.iter().zip(&counters).filter(is_event).map(|(_, c)| c.calls).sum();
+        let seen = seen - left_out;
         let sum = |of: fn(&Counters) -> u64| counters.iter().map(of).sum();
-        let unsaid = [unsaid::LIFECYCLES, unsaid::CHILDREN].map(|kind| self.kernel.unsaid(kind).unwrap_or(0));
+        let unsaid = [unsaid::LIFECYCLES, unsaid::CHILDREN, unsaid::CALLS_NOT_ADMITTED]
+            .map(|kind| self.kernel.unsaid(kind).unwrap_or(0));
         for (count, what) in unsaid.into_iter().zip([
             "words of processes and threads that came or went found the ring buffer full",
             "children were not recorded: there were 4096 processes",
+            "calls were not recorded: of processes that came when there were 4096",
         ]) {
             if count > 0 {
                 self.troubles.insert(format!("{count} {what}"), 1);
@@ -308,6 +328,7 @@ impl Session {
             spending: self.cost.spending(),
             fidelity_changes: self.fidelity_changes,
             gaps: self.collector.gaps(),
+            out_of_scope,
             cpu_samples: self.options.cpu_hz.map(|hz| CpuSamples {
                 hz,
                 period_ns: sampler::period_ns(hz),
@@ -398,6 +419,8 @@ impl Session {
     }
 
     pub(super) fn trouble(&mut self, what: String) {
+        let is_known = self.troubles.len() < MOST_TROUBLES || self.troubles.contains_key(&what);
+        let what = if is_known { what } else { "further troubles".to_owned() };
         *self.troubles.entry(what).or_default() += 1;
     }
 

@@ -8,6 +8,7 @@ use serde::Serialize;
 use super::blind_spots::{BlindSpot, Kind};
 use super::cost::Spending;
 use crate::collect::outside::{Gaps, Samples, Source};
+use crate::probes::groups::Group;
 
 /// What a recording tells at its end.
 #[derive(Clone, Debug, Serialize)]
@@ -40,6 +41,8 @@ pub struct Summary {
     pub kernels: BTreeMap<Source, u64>,
     /// What is on the tape but could not be told in full.
     pub gaps: Gaps,
+    /// Calls that the scope of a recording of the node left out, by group. They are not among those seen.
+    pub out_of_scope: BTreeMap<Group, u64>,
     /// The CPU samples, if any were asked for.
     pub cpu_samples: Option<CpuSamples>,
     /// The stretches off the processor, if any were asked for.

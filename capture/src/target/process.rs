@@ -27,6 +27,8 @@ pub struct Process {
     pub uid: u32,
     /// Its control group, of the second version where there are both.
     pub cgroup: String,
+    /// Its control group in the second version's hierarchy; empty where there is none.
+    pub unified_cgroup: String,
     /// The container, by the id that its runtime gave it; `None` outside.
     pub container: Option<String>,
     /// The machine.
@@ -41,7 +43,9 @@ impl Process {
         let command = command.strip_suffix(b"\0").unwrap_or(&command);
         let words = command.split(|byte| *byte == 0).map(|word| String::from_utf8_lossy(word).into_owned());
         let uid = fs::metadata(format!("/proc/{pid}")).map_err(|error| Error::of(pid, "", error))?.uid();
-        let cgroup = cgroup(&String::from_utf8_lossy(&read(pid, "cgroup")?)).to_owned();
+        let groups = read(pid, "cgroup")?;
+        let groups = String::from_utf8_lossy(&groups);
+        let cgroup = cgroup(&groups).to_owned();
         Ok(Process {
             pid,
             parent: stat.parent,
@@ -51,6 +55,7 @@ impl Process {
             uid,
             container: container(&cgroup).map(str::to_owned),
             cgroup,
+            unified_cgroup: groups.lines().find_map(|line| line.strip_prefix("0::")).unwrap_or_default().to_owned(),
             host: uname().nodename().to_string_lossy().into_owned(),
         })
     }

@@ -222,11 +222,15 @@ pub(crate) fn tape(path: &Path, pid: u32, compared: Compared) -> Threads {
         let call = Call { graph: graph.native, ..names.call(row.function, row.stream, row.result, row.stack) };
         add(row.thread, row.start_ns, row.duration_ns, true, call);
     }
-    let mut copies: FxHashMap<u64, Vec<Memcpy>> = FxHashMap::default();
+    // Correlations are each process's own.
+    let of_stream = |stream: u32| names.definitions.process_of_stream(stream);
+    let of_thread = |thread: u32| names.definitions.process_of_thread(thread);
+    let mut copies: FxHashMap<(u32, u64), Vec<Memcpy>> = FxHashMap::default();
     for row in events.memcpy.rows() {
-        copies.entry(row.correlation).or_default().push(row);
+        copies.entry((of_stream(row.stream), row.correlation)).or_default().push(row);
     }
-    let sets: FxHashMap<u64, _> = events.memset.rows().map(|row| (row.correlation, row)).collect();
+    let sets: FxHashMap<(u32, u64), _> =
+        events.memset.rows().map(|row| ((of_stream(row.stream), row.correlation), row)).collect();
     let probed = probed();
     for row in events.api.rows() {
         let mut call = names.call(row.function, 0, row.result, row.stack);
@@ -237,14 +241,14 @@ pub(crate) fn tape(path: &Path, pid: u32, compared: Compared) -> Threads {
         call.captured = asked["captured"] == true;
         let kind = copy_kind::NAMES.iter().position(|name| asked["copy_kind"] == *name);
         call.copy = kind.unwrap_or_default() as u8;
-        if let Some(copies) = copies.get(&row.correlation) {
+        if let Some(copies) = copies.get(&(of_thread(row.thread), row.correlation)) {
             call.stream = names.stream(copies[0].stream);
             call.bytes = copies.iter().map(|copy| copy.bytes).sum();
             let is_one = copies.iter().all(|copy| copy.kind == copies[0].kind && copy.stream == copies[0].stream);
             call.copy = if is_one { copies[0].kind } else { 0 };
             assert!(asked["copies"].is_null() || number("copies") == copies.len() as u64, "{asked}");
         }
-        if let Some(set) = sets.get(&row.correlation) {
+        if let Some(set) = sets.get(&(of_thread(row.thread), row.correlation)) {
             (call.stream, call.bytes) = (names.stream(set.stream), set.bytes);
         }
         let meaning = probed.get(&*call.function).map(|function| function.meaning);
@@ -348,7 +352,9 @@ impl Names<'_> {
     }
 
     fn stack(&self, id: u32) -> Rc<[FrameLine]> {
-        let id = if self.with_stacks { id } else { 0 };
+        if !self.with_stacks {
+            return Rc::default();
+        }
         // What Python says of its stack has neither native frames nor tasks. A mark is about Python's frames if it is at their root.
         let frame = |node: Stack| {
             let frame: Frame = self.definitions.get(node.frame).unwrap_or_default();

@@ -9,6 +9,7 @@ mod frames;
 mod graphs;
 mod names;
 mod native;
+mod node;
 mod off_cpu;
 mod overhead;
 mod processes;

@@ -130,6 +130,8 @@ pub(super) struct Within<'a> {
     pub(super) objects: &'a mut Objects,
     pub(super) correlation: &'a mut u64,
     pub(super) gaps: &'a mut Gaps,
+    /// Shapes of launches of kernels that are out of scope, if there are any.
+    pub(super) left_out: Option<Vec<u32>>,
 }
 
 /// Grid, block and shared memory of a launch.
@@ -422,7 +424,7 @@ impl Within<'_> {
         let Configuration { grid, block, shared_bytes } = *configuration;
         let kernel = self.kernels.id(handle, stub, sink)?;
         self.kernels.launched(kernel);
-        sink.define(Shape {
+        let shape = sink.define(Shape {
             kernel,
             grid_x: grid[0],
             grid_y: grid[1],
@@ -432,7 +434,11 @@ impl Within<'_> {
             block_z: block[2],
             dynamic_shared_bytes: shared_bytes,
             ..Shape::default()
-        })
+        })?;
+        if self.kernels.is_left_out(kernel) {
+            self.left_out.get_or_insert_default().push(shape);
+        }
+        Ok(shape)
     }
 
     /// A launch on several devices is as many launches; those that did not fit into the record are counted.

@@ -15,10 +15,10 @@ use ktape_ebpf::wire::NAME_BYTES;
 use ktape_format::Sink;
 use ktape_format::definition::{KernelName, property};
 use ktape_format::table::DefinitionKind;
-use rustc_hash::FxHashMap;
+use rustc_hash::{FxHashMap, FxHashSet};
 use serde::Serialize;
 
-use super::opaque;
+use super::{LaunchScope, opaque};
 use crate::probes::functions::ObjectKind as Kind;
 use crate::python::memory::ProcessMemory;
 use crate::target::stubs::live::Found;
@@ -77,6 +77,9 @@ pub(super) struct Kernels {
     sources: FxHashMap<u32, Source>,
     /// How often kernels were launched whose definition has no name yet.
     unnamed: FxHashMap<u32, u64>,
+    scope: Rc<LaunchScope>,
+    /// Definitions of kernels that are not in it.
+    left_out: FxHashSet<u32>,
 }
 
 #[derive(Clone, Copy)]
@@ -89,7 +92,7 @@ struct Kernel {
 }
 
 impl Kernels {
-    pub(super) fn new(pid: u32, is_new: bool) -> Kernels {
+    pub(super) fn new(pid: u32, is_new: bool, scope: Rc<LaunchScope>) -> Kernels {
         Kernels {
             pid,
             is_new,
@@ -99,7 +102,14 @@ impl Kernels {
             objects: Objects::default(),
             sources: FxHashMap::default(),
             unnamed: FxHashMap::default(),
+            scope,
+            left_out: FxHashSet::default(),
         }
+    }
+
+    /// Whether launches of a kernel are out of scope, by its definition.
+    pub(super) fn is_left_out(&self, id: u32) -> bool {
+        self.left_out.contains(&id)
     }
 
     /// Counts a launch of this definition, if that has no name.
@@ -186,6 +196,9 @@ impl Kernels {
         let string = sink.string(name)?;
         let id = sink.define(KernelName { name: string, module: 0 })?;
         self.say_source(id, source, sink)?;
+        if !self.scope.has_kernel(name) {
+            self.left_out.insert(id);
+        }
         if let Some(before) = self.by_handle.insert(handle, Kernel { id, source, asked: 0 })
             && before.source == Source::Unresolved
         {

@@ -19,11 +19,13 @@ mod objects;
 mod off_cpu;
 mod opaque;
 mod samples;
+mod scope;
 mod stacks;
 mod thread;
 
 use std::collections::BTreeMap;
 use std::mem::offset_of;
+use std::rc::Rc;
 
 use ktape_ebpf::python::Interpreter;
 use ktape_ebpf::wire::{
@@ -48,6 +50,7 @@ pub use kernels::Source;
 use native::Builds;
 use objects::Objects;
 pub use samples::Samples;
+pub use scope::LaunchScope;
 use stacks::{Large as _, Stacks};
 use thread::{Pending, Thread};
 
@@ -74,6 +77,8 @@ pub enum Notice {
     Forked { child: u32, generation: u64 },
     /// A process of this number began another program, of this generation.
     Executed { pid: u32, generation: u64 },
+    /// A process of this number called for the first time, and is recorded since, with the program of this generation.
+    Admitted { pid: u32, generation: u64 },
     /// A process of this number mapped or unmapped a library.
     Libraries(u32),
     /// A process of this number has a record, and was not begun: the record was not taken.
@@ -139,6 +144,11 @@ pub struct Outside {
     gaps: Gaps,
     /// Launches of kernels without a name, of the processes that ended.
     unnamed_launches: u64,
+    scope: Rc<LaunchScope>,
+    /// Calls that are out of scope, of each function.
+    out_of_scope: Vec<u64>,
+    /// Stacks that were found to be, of which processes.
+    left_out: Vec<(u32, u64)>,
     sample_period_ns: u64,
     samples: Samples,
     /// The stack of calls whose own was left out; 0 until there is one.
@@ -183,6 +193,9 @@ impl Outside {
             events: 0,
             gaps: Gaps::default(),
             unnamed_launches: 0,
+            scope: Rc::default(),
+            out_of_scope: vec![0; count],
+            left_out: Vec::new(),
             sample_period_ns: 0,
             samples: Samples::default(),
             stack_left_out: 0,
@@ -213,8 +226,8 @@ impl Outside {
             pid: identity.pid,
             id,
             threads: FxHashMap::default(),
-            stacks: Stacks::new(identity.pid),
-            kernels: Kernels::new(identity.pid, is_new),
+            stacks: Stacks::new(identity.pid, self.scope.clone()),
+            kernels: Kernels::new(identity.pid, is_new, self.scope.clone()),
             objects,
             calls: 0,
             stackless: 0,
@@ -223,6 +236,21 @@ impl Outside {
         };
         self.processes.insert(identity.pid, process);
         Ok(())
+    }
+
+    /// Has only some launches recorded. Before any process begins.
+    pub fn set_scope(&mut self, scope: LaunchScope) {
+        self.scope = Rc::new(scope);
+    }
+
+    /// Stacks that were found to be out of scope since this was asked last: the process's number, the hash.
+    pub fn take_left_out(&mut self) -> Vec<(u32, u64)> {
+        std::mem::take(&mut self.left_out)
+    }
+
+    /// Calls that came and are out of scope, of each function.
+    pub fn out_of_scope(&self) -> &[u64] {
+        &self.out_of_scope
     }
 
     /// Says of a process which Python it runs, or why it has no Python stacks.
@@ -400,6 +428,9 @@ impl Outside {
                 {
                     let frames = &record[size_of::<StackBody>()..];
                     let added = process.stacks.add(&body, frames, &mut self.builds, sink)?;
+                    if added.is_left_out {
+                        self.left_out.push((process.pid, body.stack));
+                    }
                     self.gaps.unknown_frames += added.unknown_frames;
                     self.gaps.incomplete_stacks += u64::from(added.is_incomplete);
                 }
@@ -466,6 +497,17 @@ impl Outside {
         self.taken[index].calls += 1;
         let Some(process) = self.processes.get_mut(&upper(call.pid_tid)) else { return Ok(()) };
         process.calls += 1;
+        let key = Key::new(call.time_ns, call.cpu, function.meaning.table());
+        if self.scope.is_by_stack()
+            && scope::is_of_launch(function.meaning)
+            && (call.stack == 0 || process.stacks.is_left_out(call.stack))
+        {
+            self.out_of_scope[index] += 1;
+            if function.meaning.is_event() {
+                self.account.settle(key, Fate::LeftOut);
+            }
+            return Ok(());
+        }
         let thread = Thread::of(&mut process.threads, (process.id, process.pid), lower(call.pid_tid), sink)?;
         // What is not below a call on the stack is not within it: that one has ended without being seen to.
         while let Some(abandoned) = thread.take_abandoned(call.stack_pointer) {
@@ -499,10 +541,19 @@ impl Outside {
             objects: &mut process.objects,
             correlation: &mut process.correlation,
             gaps: &mut self.gaps,
+            left_out: None,
         };
-        let open = within.open(arguments, sink)?;
-        let key = Key::new(call.time_ns, call.cpu, function.meaning.table());
-        if matches!(open, Open::Nothing) {
+        let mut open = within.open(arguments, sink)?;
+        let is_left_out = match &within.left_out {
+            Some(shapes) => scope::keep_only(&mut open, |launch| !shapes.contains(&launch.shape)),
+            None => false,
+        };
+        if is_left_out {
+            self.out_of_scope[index] += 1;
+            self.account.settle(key, Fate::LeftOut);
+            open = Open::Nothing;
+        }
+        if !is_left_out && matches!(open, Open::Nothing) {
             return Ok(());
         }
         let has_return = function.meaning.wants_return(self.launch_durations);
@@ -556,6 +607,7 @@ impl Outside {
         let notice = match life.what {
             life::FORK => Some(Notice::Forked { child: upper(life.detail), generation: life.time_ns }),
             life::EXEC => Some(Notice::Executed { pid, generation: life.time_ns }),
+            life::ADMITTED => Some(Notice::Admitted { pid, generation: life.time_ns }),
             life::LIBRARIES => {
                 if let Some(process) = self.processes.get_mut(&pid) {
                     process.stacks.libraries_changed();

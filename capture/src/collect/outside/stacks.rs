@@ -3,6 +3,8 @@
 //! A stack's body comes once, before the first call that has it, and after the code objects in it. Frames are named at once,
 //! while their code objects are what they were.
 
+use std::rc::Rc;
+
 use ktape_ebpf::python::{CodeBody, End, Interpreter, Layout, Memory as _, RawFrame};
 use ktape_ebpf::wire::{CodeRecord, NativeBody, Plain as _, StackBody, TaskBody, TextPiece, relation, text};
 use ktape_format::Sink;
@@ -10,6 +12,7 @@ use ktape_format::definition::{Frame, Stack, frame_kind, property};
 use ktape_format::table::DefinitionKind;
 use rustc_hash::FxHashMap;
 
+use super::LaunchScope;
 use super::native::{Builds, Natives, Place};
 use crate::python::code::{Code, LongTexts, task_name};
 use crate::python::frames::{Codes, Named};
@@ -18,6 +21,7 @@ use crate::python::memory::ProcessMemory;
 /// The stacks of a process.
 pub(super) struct Stacks {
     pid: u32,
+    scope: Rc<LaunchScope>,
     layout: Option<Layout>,
     by_hash: FxHashMap<u64, Known>,
     /// The latest epoch of a stack, and the one that was the latest at the last [`Stacks::sweep`].
@@ -44,6 +48,8 @@ pub(super) struct Stacks {
 struct Known {
     id: u32,
     epoch: u64,
+    /// Whether launches that have it are out of scope.
+    is_left_out: bool,
 }
 
 /// What came of a stack's body.
@@ -53,6 +59,8 @@ pub(super) struct Added {
     pub(super) unknown_frames: u64,
     /// Whether it is not the whole stack.
     pub(super) is_incomplete: bool,
+    /// Whether launches that have it are out of scope.
+    pub(super) is_left_out: bool,
 }
 
 /// Tasks of a process that are named. One that gives each a name of its own has a stack of its own for each, too.
@@ -86,9 +94,10 @@ unsafe impl Large for CodeRecord {}
 unsafe impl Large for TextPiece {}
 
 impl Stacks {
-    pub(super) fn new(pid: u32) -> Stacks {
+    pub(super) fn new(pid: u32, scope: Rc<LaunchScope>) -> Stacks {
         Stacks {
             pid,
+            scope,
             layout: None,
             by_hash: FxHashMap::default(),
             epoch: 0,
@@ -129,6 +138,11 @@ impl Stacks {
     /// All ids of stacks that a call may yet have.
     pub(super) fn ids(&self) -> impl Iterator<Item = u32> + '_ {
         self.by_hash.values().map(|known| known.id)
+    }
+
+    /// Whether launches with this stack are out of scope.
+    pub(super) fn is_left_out(&self, hash: u64) -> bool {
+        self.by_hash.get(&hash).is_some_and(|known| known.is_left_out)
     }
 
     /// Forgets the stacks that were of an earlier epoch at the last sweep already, and what was of an earlier rotation: no call
@@ -212,7 +226,9 @@ impl Stacks {
         sink: &mut S,
     ) -> Result<Added, S::Error> {
         let frames = frames.chunks_exact(size_of::<RawFrame>()).take(body.depth as usize);
-        let mut added = Added { unknown_frames: 0, is_incomplete: body.end != End::Outermost as u32 };
+        let mut added =
+            Added { unknown_frames: 0, is_incomplete: body.end != End::Outermost as u32, is_left_out: false };
+        let mut has_file = false;
         let mut stack = Growing { id: 0, sink };
         if let Some(why) = incomplete(body.end) {
             stack.mark(why)?;
@@ -227,6 +243,7 @@ impl Stacks {
             match self.codes.name(&frame) {
                 Named::Hidden => {}
                 Named::Shown(shown) => {
+                    has_file |= self.scope.has_file(&shown.code.file);
                     let first_line = shown.code.first_line.max(0) as u32;
                     let line = shown.line.unwrap_or(0);
                     stack.push(frame_kind::PYTHON, &shown.code.name, &shown.code.file, first_line, line)?;
@@ -255,7 +272,11 @@ impl Stacks {
             }
         }
         self.epoch = self.epoch.max(body.epoch);
-        self.by_hash.insert(body.stack, Known { id: stack.id, epoch: body.epoch });
+        // What is not known may be in it.
+        let is_known = body.end == End::Outermost as u32 && added.unknown_frames == 0;
+        added.is_left_out = self.scope.is_by_stack() && is_known && !has_file;
+        let known = Known { id: stack.id, epoch: body.epoch, is_left_out: added.is_left_out };
+        self.by_hash.insert(body.stack, known);
         Ok(added)
     }
 }
@@ -320,7 +341,7 @@ mod tests {
 
     /// Those of this process, which is one of Python's as far as is asked here.
     fn stacks() -> Stacks {
-        let mut stacks = Stacks::new(std::process::id());
+        let mut stacks = Stacks::new(std::process::id(), Rc::default());
         stacks.set_interpreter(&Interpreter { layout: Layout::of(0x030c, false).unwrap(), ..Interpreter::default() });
         stacks
     }
