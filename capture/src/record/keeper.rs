@@ -38,6 +38,7 @@ pub(super) struct Ended {
 enum Job {
     Ended(Box<Ended>),
     MakeRoom,
+    Change(Options),
 }
 
 /// What went wrong.
@@ -87,6 +88,12 @@ impl Keeper {
         let _ = self.jobs.send(Job::MakeRoom);
     }
 
+    /// Has other limits count from now on.
+    pub(super) fn change(&self, options: &Options) {
+        // Likewise.
+        let _ = self.jobs.send(Job::Change(options.clone()));
+    }
+
     /// Waits until all is done.
     pub(super) fn finish(self) -> Kept {
         let Keeper { jobs, thread, .. } = self;
@@ -131,6 +138,10 @@ impl Worker {
                 }
                 Job::MakeRoom => {
                     self.make_room();
+                    self.tidy();
+                }
+                Job::Change(options) => {
+                    self.options = options;
                     self.tidy();
                 }
             }

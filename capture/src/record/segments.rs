@@ -88,6 +88,12 @@ impl Segments {
         })
     }
 
+    /// Has other limits count from now on; the directory stays what it is.
+    pub fn change(&mut self, options: Options) {
+        self.options = Options { directory: self.options.directory.clone(), ..options };
+        self.keeper.change(&self.options);
+    }
+
     /// Whether the open segment is long or old enough, and the next can be begun.
     pub fn is_due(&self) -> bool {
         (self.is_long || self.began.elapsed() >= self.options.time) && self.keeper.waiting() < MOST_ENDED

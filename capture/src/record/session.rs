@@ -493,6 +493,13 @@ impl Session {
         Ok(())
     }
 
+    /// Has other limits count for the segments from now on.
+    pub fn change_segments(&mut self, options: segments::Options) {
+        if let Output::Segments(segments) = &mut self.tape {
+            segments.change(options);
+        }
+    }
+
     /// A flag whose setter, a signal's handler, has the segment end.
     pub fn rotation(&self) -> Arc<AtomicBool> {
         self.rotation.clone()

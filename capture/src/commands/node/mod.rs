@@ -79,6 +79,8 @@ pub(super) fn run(args: Args) -> Result<Outcome> {
             break;
         }
         if signals.hangup.swap(false, Ordering::Relaxed) {
+            // Whoever moves files away wants what was written so far.
+            session.rotate()?;
             match asked.clone().with_file(config.as_deref()).and_then(|new| renew(&mut session, &settings, new)) {
                 Ok((new, said)) => {
                     settings = new;
@@ -98,6 +100,8 @@ pub(super) fn run(args: Args) -> Result<Outcome> {
 fn renew(session: &mut Session, old: &Settings, new: Settings) -> Result<(Settings, String)> {
     let (counting, stay) = new.after(old);
     session.set_scope(&counting.scope())?;
+    let folder = counting.output.clone().unwrap_or_default();
+    session.change_segments(counting.segments(&folder));
     let mut said = "SIGHUP: the configuration was read again".to_owned();
     if !stay.is_empty() {
         said += &format!("; {} stay as they were until the recorder is begun anew", stay.join(", "));
