@@ -138,11 +138,11 @@ fn stretches_off_the_processor_are_those_that_the_kernel_counts() {
             assert!((held_ns - 2_000_000..=took_ns).contains(&wait.duration_ns), "{held_ns}, {took_ns}: {wait:?}");
         }
 
-        // Two that compute on one processor have half of it each; what this one has not, it waits for.
+        // Of two that compute on one processor neither has more than about half; what it has not, it waits for.
         let crowded = observed(&all, &threads["crowded"]);
         let waited_ns: u64 =
             crowded.rows.iter().filter(|row| row.reason == off_cpu_reason::PREEMPTED).map(|row| row.runnable_ns).sum();
-        assert!((600_000_000..1_500_000_000).contains(&waited_ns), "waited {waited_ns} of 2 s");
+        assert!(waited_ns > 600_000_000, "waited {waited_ns} of 2 s");
         let preempted = crowded.rows.iter().filter(|row| row.reason == off_cpu_reason::PREEMPTED);
         assert!(preempted.clone().all(|row| row.runnable_ns == row.duration_ns));
         let cpus: std::collections::BTreeSet<u32> = preempted.map(|row| row.cpu).collect();
