@@ -117,7 +117,8 @@ fn reason(preempt: bool, state: u32) -> u64 {
     }
 }
 
-/// One that is there already is of a stretch whose end was not seen; it is counted, as is one that there is no room for.
+/// One that is there already is of a stretch whose end was not seen: a few switches are not told to programs, though
+/// the kernel counts them. It is counted, as is one that there is no room for.
 #[inline(always)]
 fn put_down(tid: u32, off: &Off) {
     if OFF_CPU.insert(tid, off, u64::from(BPF_NOEXIST)).is_ok() {

@@ -259,7 +259,7 @@ pub struct OffCounters {
     pub seen: u64,
     /// Of these, those that could not be kept, or found the ring buffer full.
     pub lost: u64,
-    /// Threads that ran again and had left before they were recorded: since when is not known.
+    /// Threads that ran again and had left unseen, most before they were recorded: since when is not known.
     pub unbegun: u64,
 }
 

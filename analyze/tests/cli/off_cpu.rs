@@ -66,7 +66,7 @@ fn json(command: &str, tape: &std::path::Path, options: &[&str]) -> Value {
 }
 
 /// Of 2000 calls each sixth from the second on.
-const PREEMPTED: i64 = 333;
+const PREEMPTED: i64 = 334;
 
 #[test]
 fn info_says_what_a_thread_did_instead_of_running() {
@@ -94,7 +94,7 @@ fn info_says_what_a_thread_did_instead_of_running() {
     assert_eq!(thread["left"], serde_json::json!({ "preempted": PREEMPTED, "sleep": LAUNCHES }));
     assert_eq!(thread["blocked_ns"], serde_json::json!({ "sleep": slept_ns }));
     let text = stdout(&run("info", &tape, &[])).split_whitespace().collect::<Vec<_>>().join(" ");
-    assert!(text.contains("threads left their processor 2,333 times"), "{text}");
+    assert!(text.contains("threads left their processor 2,334 times"), "{text}");
     assert!(text.contains("20 s 2,000 calls 87 % 0 % 13 % 70 of process 7"), "{text}");
     assert!(text.contains("gaps of 100 µs or more between launches 0 % 80 % 20 % 70 of process 7"), "{text}");
 }
@@ -127,7 +127,7 @@ fn the_two_samplers_agree_on_a_loaded_machine_if_the_tape_tells_who_ran() {
     assert_eq!(agreeing(&compared), 2, "{agreement}");
     assert_eq!(agreement["in_calls"], agreement["samples"], "no sample where the thread did not run");
     let text = stdout(&run("compare", &tape, &["--sampler", "cpu"])).split_whitespace().collect::<Vec<_>>().join(" ");
-    assert!(text.contains("so are 2.66 s of the other calls in which it was off its processor"), "{text}");
+    assert!(text.contains("so are 2.67 s of the other calls in which it was off its processor"), "{text}");
     assert!(!text.contains("wait for a processor"), "{text}");
 }
 

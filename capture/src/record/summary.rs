@@ -84,9 +84,10 @@ pub struct OffCpu {
     pub seen: u64,
     /// Of these, those on the tape.
     pub written: u64,
-    /// Those that there was no room for.
+    /// Those that there was no room for, or whose end was not seen.
     pub lost: u64,
-    /// Threads that were off their processors already when their recording began: these first stretches are not on the tape.
+    /// Threads that were off their processors already when their recording began: these first stretches are not on the tape. So are
+    /// those that the kernel did not tell the beginning of.
     pub unbegun: u64,
     /// Threads that still were when it ended: these last ones are, up to then.
     pub off_at_end: u64,
