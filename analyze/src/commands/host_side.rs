@@ -65,8 +65,12 @@ fn print_graphs(out: &mut impl Write, graphs: &GraphLaunches) -> io::Result<()> 
     if graphs.launches == 0 {
         return Ok(());
     }
-    let (launches, kernels) = (HumanCount(graphs.launches), HumanCount(graphs.kernels));
-    writeln!(out, "{launches} of these launched graphs, and those {kernels} kernels")?;
+    // A number only where it is one of kernels that are known: none is said of graphs of which nothing is.
+    let kernels = match graphs.kernels {
+        0 => String::new(),
+        kernels => format!(", and those {} kernels", HumanCount(kernels)),
+    };
+    writeln!(out, "{} of these launched graphs{kernels}", HumanCount(graphs.launches))?;
     if graphs.not_whole > 0 {
         writeln!(out, "{} of these graphs' launches ran what is not known, or not all", HumanCount(graphs.not_whole))?;
     }
