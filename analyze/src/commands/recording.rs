@@ -23,6 +23,7 @@ use crate::human::{HumanBytes, HumanCount, counted, duration, text_table};
 use crate::symbols::{self, Symbols, Unnamed};
 use crate::tables::KnownTables;
 use crate::timeline::{Selection, Timeline};
+use crate::verify::completeness::{Completeness, Counting};
 use crate::verify::{self, Report, Verdict};
 
 /// What is left of a stretch of a recording.
@@ -174,6 +175,16 @@ pub fn print_totals(out: &mut impl Write, totals: &[KindTotals]) -> io::Result<(
     writeln!(out, "{}", table.trim_fmt())
 }
 
+/// What a check of a recording says.
+#[derive(Debug, Serialize)]
+pub struct CheckedRecording {
+    /// Of each file.
+    pub files: Vec<Checked>,
+    /// Whether all that was seen is there, in events or in totals, over all files together: a call that was under way when a segment
+    /// ended is accounted for in the next. Null if no recorder says what it saw.
+    pub completeness: Option<Completeness>,
+}
+
 /// What a check of a recording says of one file.
 #[derive(Debug, Serialize)]
 pub struct Checked {
@@ -186,8 +197,8 @@ pub struct Checked {
     pub rollup_agrees: Option<bool>,
 }
 
-/// Checks every file of a recording, and each segment's rollup by the segment.
-pub fn verify(path: &Path) -> Result<Vec<Checked>> {
+/// Checks every file of a recording, each segment's rollup by the segment, and the account of all of them together.
+pub fn verify(path: &Path) -> Result<CheckedRecording> {
     let recording = Recording::list(path).with_context(|| path.display().to_string())?;
     let mut all = Vec::new();
     for segment in &recording.segments {
@@ -200,7 +211,22 @@ pub fn verify(path: &Path) -> Result<Vec<Checked>> {
             all.push(Checked { path: name(), report, rollup_agrees: rollup_agrees.transpose()? });
         }
     }
-    Ok(all)
+    Ok(CheckedRecording { files: all, completeness: completeness(&recording)? })
+}
+
+fn completeness(recording: &Recording) -> Result<Option<Completeness>> {
+    let open = |file: &Path| Tape::open(file).with_context(|| file.display().to_string());
+    let (mut told, mut is_closed) = (Vec::new(), true);
+    for (file, _) in files(recording) {
+        let tape = open(file)?;
+        is_closed &= tape.is_closed();
+        told.extend(Counting::told_by(&tape));
+    }
+    let mut counting = Counting::new(&told);
+    for (file, _) in files(recording) {
+        counting.count_tape(&open(file)?);
+    }
+    Ok(counting.finish(!is_closed))
 }
 
 /// What one row of totals is about, without ids: kind, digits of the duration, process, kernel, function, and a hash of the stack.
@@ -248,8 +274,11 @@ fn rows(path: &Path) -> Result<BTreeMap<About, [u64; 6]>> {
 }
 
 /// The worst of it.
-pub fn verdict(checked: &[Checked]) -> Verdict {
-    if checked.iter().any(|file| file.report.verdict == Verdict::Damaged || file.rollup_agrees == Some(false)) {
+pub fn verdict(checked: &CheckedRecording) -> Verdict {
+    let is_wrong = |file: &Checked| file.report.verdict == Verdict::Damaged || file.rollup_agrees == Some(false);
+    let holds = checked.completeness.as_ref().is_none_or(|completeness| completeness.holds);
+    let checked = &checked.files;
+    if !holds || checked.iter().any(is_wrong) {
         Verdict::Damaged
     } else if checked.iter().any(|file| file.report.verdict == Verdict::Losses) {
         Verdict::Losses

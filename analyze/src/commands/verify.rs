@@ -138,10 +138,14 @@ fn run_over_recording(args: &Args) -> Result<Outcome> {
     if args.json {
         write_json(&mut out, &checked)?;
     } else {
-        for file in &checked {
-            print(&mut out, &file.path, &file.report, args.by)?;
+        for file in &checked.files {
+            print(&mut out, &file.path, &file.report, None)?;
         }
-        recording::print_agreement(&mut out, &checked)?;
+        recording::print_agreement(&mut out, &checked.files)?;
+        if let Some(completeness) = &checked.completeness {
+            writeln!(out, "all files together:")?;
+            print_completeness(&mut out, completeness, args.by)?;
+        }
     }
     out.flush()?;
     Ok(outcome(recording::verdict(&checked)))

@@ -14,7 +14,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::convert::Infallible;
 
 use ktape_format::event::{
-    Alloc, Api, Event, EventRecord, EventWait, Free, GraphLaunch, KindVisitor, Launch, Sync, Tally, visit_kinds,
+    Alloc, Api, CpuSample, Event, EventRecord, EventWait, Free, GraphLaunch, KindVisitor, Launch, Rollup, Sync, Tally,
+    visit_kinds,
 };
 use ktape_format::{Events, Row as _, Table as _, Tape, TapeError, Wanted};
 use serde::Serialize;
@@ -127,6 +128,8 @@ pub(crate) struct Counting {
     rows: BTreeMap<u16, Vec<u64>>,
     /// The launch before: rows of one call on several devices count once.
     launch: Option<(u32, i64, u32)>,
+    /// Whether some rows are only there added up: these don't say what was one call of several rows, nor when each was.
+    has_rollups: bool,
     /// Rows that a repair has left out, by table; of table 0 those whose table it did not know.
     damaged: BTreeMap<u16, u64>,
 }
@@ -134,6 +137,11 @@ pub(crate) struct Counting {
 impl Counting {
     /// Reads the accounts of a tape. Damage is left to those who look for it.
     pub(crate) fn of_tape(tape: &Tape) -> Counting {
+        Counting::new(&Counting::told_by(tape))
+    }
+
+    /// The accounts of a tape, as they are there.
+    pub(crate) fn told_by(tape: &Tape) -> Vec<Tally> {
         let mut told = Vec::new();
         let wanted = Wanted { kinds: vec![Tally::KIND], ..Wanted::default() };
         // What cannot be read here cannot in the check itself, which says so.
@@ -141,7 +149,18 @@ impl Counting {
             told.extend(part.events.tally.rows());
             Ok(())
         });
-        Counting::new(&told)
+        told
+    }
+
+    /// Counts the rows of a tape.
+    pub(crate) fn count_tape(&mut self, tape: &Tape) {
+        let kinds = CALLS.into_iter().chain([Rollup::KIND, CpuSample::KIND]).collect();
+        let wanted = Wanted { kinds, ..Wanted::default() };
+        // As above.
+        let _ = tape.scan::<TapeError>(&wanted, |_, part| {
+            self.count(&part.events);
+            Ok(())
+        });
     }
 
     pub(crate) fn new(told: &[Tally]) -> Counting {
@@ -180,6 +199,13 @@ impl Counting {
     pub(crate) fn count(&mut self, events: &Events) {
         if !self.periods.is_empty() {
             let Ok(()) = visit_kinds(&mut Count { counting: self, events, bits: Vec::new() });
+            for row in events.rollup.rows() {
+                self.has_rollups = true;
+                let period = self.period(row.start_ns);
+                if let Some(rows) = self.rows.get_mut(&row.kind) {
+                    rows[period] = rows[period].saturating_add(row.count);
+                }
+            }
         }
     }
 
@@ -266,6 +292,7 @@ impl Counting {
                 }
                 // Who was cut off may have written more than it had come to tell.
                 let is_open = is_cut_off && (period == behind || span.is_some_and(|span| !span.2));
+                let is_open = is_open || self.has_rollups;
                 let surplus = if is_open { 0 } else { on_tape.saturating_sub(written) };
                 for (count, what) in [(missing, "were written and are not there"), (surplus, "were not counted")] {
                     if count > 0 {
@@ -381,6 +408,28 @@ mod tests {
         assert_eq!((result.holds, result.missing, result.surplus), (false, 1, 1));
         let result = checked(&whole(), &launches(&[1000, 1500, 1999, 2000, 5000]), false);
         assert_eq!((result.holds, result.surplus), (false, 1));
+    }
+
+    #[test]
+    fn rows_that_are_only_there_added_up_count_as_what_they_were() {
+        let rollup = |count| {
+            let mut events = Events::default();
+            events.rollup.push(Rollup { start_ns: 1000, kind: Launch::KIND, count, ..Rollup::default() });
+            events
+        };
+        // As a rollup has them: the sums of all intervals.
+        let told = [Tally {
+            start_ns: 1000,
+            duration_ns: 2000,
+            kind: Launch::KIND,
+            seen: 6,
+            written: 4,
+            lost: 2,
+            ..Tally::default()
+        }];
+        assert!(checked(&told, &rollup(4), false).holds);
+        let result = checked(&told, &rollup(3), false);
+        assert_eq!((result.holds, result.missing), (false, 1));
     }
 
     #[test]

@@ -25,7 +25,7 @@ const SLOW: &str = "import ctypes, time; ctypes.CDLL('libcuda.so.1'); time.sleep
 struct Node {
     child: Child,
     said: BufReader<ChildStderr>,
-    tape: PathBuf,
+    folder: PathBuf,
 }
 
 impl Node {
@@ -40,9 +40,9 @@ impl Node {
         let mut said = BufReader::new(child.stderr.take().expect("piped"));
         let mut line = String::new();
         said.read_line(&mut line).expect("capture says something");
-        let tape = line.strip_prefix("recording the node onto ").and_then(|rest| rest.split(';').next());
-        let node = Node { child, said, tape: PathBuf::from(tape.unwrap_or_default()) };
-        assert!(tape.is_some(), "{line}");
+        let folder = line.strip_prefix("recording the node into ").and_then(|rest| rest.split(';').next());
+        let node = Node { child, said, folder: PathBuf::from(folder.unwrap_or_default()) };
+        assert!(folder.is_some(), "{line}");
         node
     }
 
@@ -50,7 +50,7 @@ impl Node {
         rustix::process::kill_process(rustix::process::Pid::from_child(&self.child), signal).expect("it is ours");
     }
 
-    /// Ends the recording as a service manager would. Returns the summary, and the tape.
+    /// Ends the recording as a service manager would. Returns the summary, and the recording.
     fn end(mut self) -> (serde_json::Value, PathBuf) {
         // What has just ended is to be seen as ended.
         std::thread::sleep(Duration::from_millis(100));
@@ -64,7 +64,7 @@ impl Node {
         let summary: serde_json::Value = serde_json::from_str(&summary).expect("a summary");
         assert_eq!(summary["lost"], 0, "{summary}");
         assert_eq!(summary["seen"], summary["written"], "{summary}");
-        (summary, self.tape.clone())
+        (summary, self.folder.clone())
     }
 }
 
@@ -76,6 +76,31 @@ impl Drop for Node {
     }
 }
 
+/// The segments of a recording.
+fn segments(folder: &Path) -> Vec<PathBuf> {
+    let files = std::fs::read_dir(folder).expect("a folder").map(|file| file.expect("a file").path());
+    let is_segment = |path: &PathBuf| {
+        let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        name.ends_with(".ktape") && !name.ends_with(".rollup.ktape")
+    };
+    let mut segments: Vec<PathBuf> = files.filter(is_segment).collect();
+    segments.sort();
+    assert!(!segments.is_empty(), "nothing was recorded");
+    segments
+}
+
+/// The calls of a process in all segments.
+fn calls_of(folder: &Path, pid: u32, compared: Compared) -> Threads {
+    let mut all = Threads::new();
+    for segment in segments(folder) {
+        for (thread, calls) in exact::tape(&segment, pid, compared) {
+            all.entry(thread).or_default().extend(calls);
+        }
+    }
+    all.values_mut().for_each(|calls| calls.sort_by_key(|timed| timed.start_ns));
+    all
+}
+
 /// A program on the stand-in driver whose stacks the driver does not ask.
 fn light(scene: &Scene, python: &str, arguments: &[&str]) -> Command {
     let mut command = scene.program(python);
@@ -85,7 +110,7 @@ fn light(scene: &Scene, python: &str, arguments: &[&str]) -> Command {
 }
 
 /// Demands that all that the driver was asked by all its processes is on the tape. Returns how many calls that are.
-fn assert_all_recorded(scene: &Scene, tape: &Path, compared: Compared) -> usize {
+fn assert_all_recorded(scene: &Scene, folder: &Path, compared: Compared) -> usize {
     // One number may have been that of several programs.
     let mut expected = std::collections::BTreeMap::<u32, Threads>::new();
     for truth in scene.truths() {
@@ -98,15 +123,17 @@ fn assert_all_recorded(scene: &Scene, tape: &Path, compared: Compared) -> usize 
         }
     }
     for (pid, expected) in &expected {
-        let differences = exact::differences(expected, &exact::tape(tape, *pid, compared));
+        let differences = exact::differences(expected, &calls_of(folder, *pid, compared));
         assert!(differences.is_empty(), "process {pid}:\n{differences}");
     }
-    assert_eq!(exact::lost(tape), 0, "events were lost");
+    let lost: u64 = segments(folder).iter().map(|segment| exact::lost(segment)).sum();
+    assert_eq!(lost, 0, "events were lost");
     expected.values().flat_map(Threads::values).map(Vec::len).sum()
 }
 
-/// The numbers of the processes on a tape whose command line has this in it.
-fn pids_of(tape: &Path, marker: &str) -> Vec<u32> {
+/// The numbers of the processes in a recording of one segment whose command line has this in it.
+fn pids_of(folder: &Path, marker: &str) -> Vec<u32> {
+    let [tape] = &segments(folder)[..] else { panic!("several segments") };
     let contents = Tape::open(tape).expect("the tape opens").read(&Wanted::default()).expect("the tape is read");
     let command = |id| contents.definitions.property(DefinitionKind::Process as u16, id, property::COMMAND);
     let marked = (1..).zip(contents.definitions.processes.rows());
@@ -125,9 +152,9 @@ fn processes_that_come_and_go_are_recorded_each_from_its_first_call_to_its_last(
             (0..at_once).map(|_| light(&scene, &python, &[LAUNCHES, "20"]).spawn().expect("it starts")).collect();
         children.iter_mut().for_each(|child| assert!(child.wait().expect("it is ours").success()));
     }
-    let (summary, tape) = node.end();
+    let (summary, folder) = node.end();
     assert_eq!(scene.truths().len(), rounds * at_once);
-    let calls = assert_all_recorded(&scene, &tape, CALLS);
+    let calls = assert_all_recorded(&scene, &folder, CALLS);
     assert!(calls >= rounds * at_once * 40, "{calls} calls");
     assert!(summary["processes"].as_u64().expect("a number") >= (rounds * at_once) as u64, "{summary}");
 }
@@ -155,14 +182,14 @@ fn what_forks_and_becomes_another_program_is_recorded() {
          launch(5)\nos.execv(sys.executable, [sys.executable, '-I', '-S', '-c', {LAUNCHES:?}, '40'])"
     );
     assert!(light(&scene, &python, &[&family]).status().expect("it starts").success());
-    let (_, tape) = node.end();
+    let (_, folder) = node.end();
     assert_eq!(scene.truths().len(), 3, "of the one program, of its child, of the other");
-    assert_all_recorded(&scene, &tape, CALLS);
-    let contents = Tape::open(&tape).expect("the tape opens").read(&Wanted::default()).expect("the tape is read");
-    let of_family = pids_of(&tape, "launch(30)");
+    assert_all_recorded(&scene, &folder, CALLS);
+    let contents = Tape::open(&segments(&folder)[0]).expect("the tape opens").read(&Wanted::default()).expect("the tape is read");
+    let of_family = pids_of(&folder, "launch(30)");
     // The parent has the command of the program that it became.
     let [child] = of_family.as_slice() else { panic!("{of_family:?}") };
-    assert_eq!(recorded(&tape, *child), 7);
+    assert_eq!(recorded(&folder, *child), 7);
     assert!(contents.events.launch.len() >= 35 + 80);
 }
 
@@ -193,9 +220,9 @@ fn contained(namespaces: &[&str]) {
         return;
     }
     assert!(output.status.success(), "{output:?}");
-    let (_, tape) = node.end();
+    let (_, folder) = node.end();
     let truth = scene.truths().pop().expect("it called");
-    let pids: Vec<u32> = pids_of(&tape, "400 marked");
+    let pids: Vec<u32> = pids_of(&folder, "400 marked");
     let [pid] = pids.as_slice() else { panic!("{pids:?}") };
     if namespaces.contains(&"--pid") {
         assert_ne!(truth.process(), *pid, "it has another number inside");
@@ -203,7 +230,7 @@ fn contained(namespaces: &[&str]) {
     let compared = Compared { launch_durations: false, stacks: true };
     // One thread, whose number is another inside too.
     let alone = |threads: Threads| Threads::from([(0, threads.into_values().flatten().collect())]);
-    let (expected, found) = (alone(exact::truth(&truth, compared)), alone(exact::tape(&tape, *pid, compared)));
+    let (expected, found) = (alone(exact::truth(&truth, compared)), alone(calls_of(&folder, *pid, compared)));
     assert!(expected[&0].len() > 800);
     // The first, which has the driver begin, is where its interpreter is found.
     let without_first = |mut threads: Threads| {
@@ -239,8 +266,8 @@ fn a_process_that_began_before_is_recorded_with_its_stacks() {
     let node = Node::start(&scene, &[]);
     target.go_on_until(1100);
     target.end();
-    let (_, tape) = node.end();
-    std::fs::rename(&tape, scene.path("older.ktape")).expect("it is there");
+    let (_, folder) = node.end();
+    std::fs::rename(&segments(&folder)[0], scene.path("older.ktape")).expect("it is there");
     let recorded = scene.compare_middle("older.ktape", crate::EXACT);
     assert!(recorded >= 1990, "{recorded} calls");
 }
@@ -252,9 +279,9 @@ fn two_recorders_at_once_are_both_complete() {
     let node = Node::start(&scene, &[]);
     let mut run = scene.capture(&["run", "-q", "-o", &scene.path("run.ktape"), "--", &python, "-c", LAUNCHES, "3000"]);
     assert!(run.status().expect("capture starts").success());
-    let (_, tape) = node.end();
+    let (_, folder) = node.end();
     scene.compare("run.ktape", crate::EXACT);
-    assert!(assert_all_recorded(&scene, &tape, CALLS) > 6000);
+    assert!(assert_all_recorded(&scene, &folder, CALLS) > 6000);
 }
 
 #[test]
@@ -267,9 +294,9 @@ fn one_folder_has_one_recorder() {
     node.end();
 }
 
-/// How many calls of a process are on a tape.
-fn recorded(tape: &Path, pid: u32) -> usize {
-    exact::tape(tape, pid, CALLS).values().map(Vec::len).sum()
+/// How many calls of a process are in a recording.
+fn recorded(folder: &Path, pid: u32) -> usize {
+    calls_of(folder, pid, CALLS).values().map(Vec::len).sum()
 }
 
 /// Runs a process that launches 200 times, and returns its number.
@@ -289,7 +316,7 @@ fn only_processes_of_a_name_are_recorded_and_the_others_counted() {
     let node = Node::start(&scene, &["--comm", "train?r*", "--comm", "nobody"]);
     let inside = launch(&mut light(&scene, &trainer, &[LAUNCHES, "100"]));
     let outside = launch(&mut light(&scene, &python, &[LAUNCHES, "100"]));
-    let (summary, tape) = node.end();
+    let (summary, folder) = node.end();
     let asked = |pid| {
         scene
             .truths()
@@ -300,7 +327,7 @@ fn only_processes_of_a_name_are_recorded_and_the_others_counted() {
             .map(|calls| calls.len())
             .sum::<usize>()
     };
-    assert_eq!((recorded(&tape, inside), recorded(&tape, outside)), (asked(inside), 0));
+    assert_eq!((recorded(&folder, inside), recorded(&folder, outside)), (asked(inside), 0));
     // Other tests' processes are out of this scope as well.
     let left_out = |group: &str| summary["out_of_scope"][group].as_u64().unwrap_or(0);
     assert!(left_out("launch") >= 200 && left_out("mem") >= 2 && left_out("other") >= 2, "{summary}");
@@ -318,9 +345,9 @@ fn only_processes_of_a_number_are_recorded() {
     let pids = (inside.pid(), outside.pid());
     inside.end();
     outside.end();
-    let (_, tape) = node.end();
-    assert!(recorded(&tape, pids.0) >= 200);
-    assert_eq!(recorded(&tape, pids.1), 0);
+    let (_, folder) = node.end();
+    assert!(recorded(&folder, pids.0) >= 200);
+    assert_eq!(recorded(&folder, pids.1), 0);
 }
 
 /// A control group of our own; `None`, and said, where there can be none.
@@ -369,9 +396,9 @@ fn only_processes_of_a_control_group_are_recorded() {
     group.begin(&mut command, "below");
     let below = launch(&mut command);
     let outside = launch(&mut light(&scene, &python, &[LAUNCHES, "100"]));
-    let (_, tape) = node.end();
-    assert!(recorded(&tape, inside) >= 200 && recorded(&tape, below) >= 200);
-    assert_eq!(recorded(&tape, outside), 0);
+    let (_, folder) = node.end();
+    assert!(recorded(&folder, inside) >= 200 && recorded(&folder, below) >= 200);
+    assert_eq!(recorded(&folder, outside), 0);
 }
 
 #[test]
@@ -380,9 +407,9 @@ fn functions_that_are_not_asked_for_get_no_probes() {
     let Some(scene) = Scene::new("node --functions") else { return };
     let node = Node::start(&scene, &["--functions", "launch,sync"]);
     let pid = launch(&mut light(&scene, &python, &[LAUNCHES, "150"]));
-    let (summary, tape) = node.end();
-    let contents = Tape::open(&tape).expect("the tape opens").read(&Wanted::default()).expect("the tape is read");
-    let found: Vec<_> = exact::tape(&tape, pid, CALLS).into_values().flatten().collect();
+    let (summary, folder) = node.end();
+    let contents = Tape::open(&segments(&folder)[0]).expect("the tape opens").read(&Wanted::default()).expect("the tape is read");
+    let found: Vec<_> = calls_of(&folder, pid, CALLS).into_values().flatten().collect();
     assert_eq!(found.iter().filter(|timed| &*timed.call.function == "cuLaunchKernel").count(), 300);
     assert!(found.iter().all(|timed| !timed.call.function.contains("Mem")), "{found:?}");
     // Names are never left out.
@@ -425,10 +452,10 @@ fn a_configuration_is_read_again_on_sighup() {
     let last = target.pid();
     target.end();
     let after = launch(&mut light(&scene, &python, &[LAUNCHES, "100"]));
-    let (_, tape) = node.end();
-    let counts = [before, within, after].map(|pid| recorded(&tape, pid));
+    let (_, folder) = node.end();
+    let counts = [before, within, after].map(|pid| recorded(&folder, pid));
     assert!(counts[0] == 0 && counts[1] >= 200 && counts[2] == 0, "{counts:?}");
-    let of_last = recorded(&tape, last);
+    let of_last = recorded(&folder, last);
     assert!((2000..2100).contains(&of_last), "{of_last}");
 }
 
@@ -450,8 +477,8 @@ fn what_never_calls_cuda_costs_next_to_nothing() {
         assert!(Command::new("/bin/true").status().expect("it starts").success());
     }
     let (spent, elapsed) = (processor_time(pid) - before, began.elapsed());
-    let (_, tape) = node.end();
-    assert!(pids_of(&tape, "/bin/true").is_empty());
+    let (_, folder) = node.end();
+    assert!(pids_of(&folder, "/bin/true").is_empty());
     // Some 10 µs for the mappings of each, and what the recorder does anyway every 20 ms.
     let bound = Duration::from_micros(100) * shells + elapsed / 20;
     assert!(spent < bound, "{spent:?} for {shells} in {elapsed:?}");
@@ -502,8 +529,8 @@ fn three_capabilities_are_enough_and_one_less_is_told() {
     assert_eq!((set("CapEff"), set("CapPrm"), set("CapInh"), set("CapAmb")), (needed, needed, 0, 0));
     assert_eq!(set("NoNewPrivs"), 1);
     let pid = launch(&mut light(&scene, &python, &[LAUNCHES, "100"]));
-    let (_, tape) = node.end();
-    assert!(recorded(&tape, pid) >= 200, "a process of root");
+    let (_, folder) = node.end();
+    assert!(recorded(&folder, pid) >= 200, "a process of root");
 }
 
 #[test]
@@ -543,10 +570,10 @@ fn a_program_that_runs_as_its_owner_is_recorded() {
         skip(&format!("no setuid program can be made: {}", String::from_utf8_lossy(&output.stderr)));
         return;
     }
-    let (_, tape) = node.end();
-    let pids = pids_of(&tape, &program);
+    let (_, folder) = node.end();
+    let pids = pids_of(&folder, &program);
     let [pid] = pids.as_slice() else { panic!("{pids:?}") };
-    assert!(recorded(&tape, *pid) >= 200);
+    assert!(recorded(&folder, *pid) >= 200);
 }
 
 /// Launches one kernel from a file, another from another.
@@ -579,10 +606,10 @@ fn launches_in(scope: &[&str]) -> Option<(usize, u64, serde_json::Value)> {
     std::os::unix::fs::symlink(&python, &mine).expect("a link");
     let node = Node::start(&scene, scope);
     let pid = launch(&mut light(&scene, &mine, &[TWO_FILES, "1000"]));
-    let (summary, tape) = node.end();
-    let found: Vec<_> = exact::tape(&tape, pid, CALLS).into_values().flatten().collect();
+    let (summary, folder) = node.end();
+    let found: Vec<_> = calls_of(&folder, pid, CALLS).into_values().flatten().collect();
     let launches = found.iter().filter(|timed| &*timed.call.function == "cuLaunchKernel").count();
-    assert_eq!(exact::lost(&tape), 0, "what is left out is not lost");
+    assert_eq!(exact::lost(&folder), 0, "what is left out is not lost");
     Some((launches, summary["out_of_scope"]["launch"].as_u64().unwrap_or(0), summary))
 }
 
