@@ -8,7 +8,7 @@ use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 
 use ktape_format::recording::Recording;
-use rustix::fs::{AtFlags, FlockOperation, Mode, OFlags, flock, mkdir, open, openat, renameat, unlinkat};
+use rustix::fs::{AtFlags, FlockOperation, Mode, OFlags, RenameFlags, flock, mkdir, open, openat, renameat, renameat_with, unlinkat};
 use rustix::io::Errno;
 
 /// A directory of which this recorder is the only one.
@@ -85,8 +85,13 @@ impl Folder {
         Ok(openat(&self.directory, name, flags, Mode::empty())?.into())
     }
 
+    /// Gives a file another name, which no file has.
     pub(super) fn rename(&self, from: &str, to: &str) -> Result<()> {
-        Ok(renameat(&self.directory, from, &self.directory, to)?)
+        match renameat_with(&self.directory, from, &self.directory, to, RenameFlags::NOREPLACE) {
+            // A filesystem that cannot promise it; nobody else writes here.
+            Err(Errno::INVAL | Errno::NOSYS) => Ok(renameat(&self.directory, from, &self.directory, to)?),
+            renamed => Ok(renamed?),
+        }
     }
 
     /// Deletes a file. Whoever has it open reads on.

@@ -60,13 +60,15 @@ impl Keeper {
     pub(super) fn begin(options: &Options, folder: Folder, left: Recording) -> std::io::Result<Keeper> {
         let (jobs, receiver) = channel();
         let waiting = Arc::new(AtomicUsize::new(0));
-        let worker = Worker {
+        let mut worker = Worker {
             options: options.clone(),
             folder,
             ended: left.last(),
             kept: Kept::default(),
             waiting: waiting.clone(),
         };
+        // Before anything new is begun.
+        worker.clear();
         let thread = std::thread::Builder::new().name("ktape-keeper".into()).spawn(move || worker.run(&receiver))?;
         Ok(Keeper { jobs, waiting, thread })
     }
@@ -123,7 +125,6 @@ impl Worker {
         if let Err(error) = &alone {
             self.trouble(format!("tapes are read on all processors: {error}"));
         }
-        self.clear();
         self.reserve();
         self.tidy();
         for job in jobs {

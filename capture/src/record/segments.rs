@@ -16,7 +16,7 @@ use ktape_format::recording::Name;
 use ktape_format::table::DefinitionKind;
 use ktape_format::{Catalog, Options as TapeOptions, Sink, TapeError, TapeWriter};
 
-use super::folder::Folder;
+use super::folder::{Folder, UNFINISHED};
 use super::keeper::{Ended, Keeper};
 use super::output::Finished;
 
@@ -53,6 +53,8 @@ pub struct Segments {
     file: File,
     began: Instant,
     looked: Instant,
+    /// When it may be tried again to begin another, as the last try failed.
+    not_before: Instant,
     is_long: bool,
     /// Events lost in segments that were handed over.
     lost: u64,
@@ -81,6 +83,7 @@ impl Segments {
             file,
             began: now,
             looked: now,
+            not_before: now,
             is_long: false,
             lost: 0,
             keeper,
@@ -96,7 +99,9 @@ impl Segments {
 
     /// Whether the open segment is long or old enough, and the next can be begun.
     pub fn is_due(&self) -> bool {
-        (self.is_long || self.began.elapsed() >= self.options.time) && self.keeper.waiting() < MOST_ENDED
+        (self.is_long || self.began.elapsed() >= self.options.time)
+            && self.keeper.waiting() < MOST_ENDED
+            && Instant::now() >= self.not_before
     }
 
     /// Ends the open segment and begins another, into which the clocks have to be read. `kept` names the definitions whose ids
@@ -105,9 +110,7 @@ impl Segments {
         let (tape, name, file) = match create(&self.folder, &self.tape_options, self.name.segments.1 + 1) {
             Ok(created) => created,
             Err(error) => {
-                // Not again at once: it is tried when the next look says so.
-                self.is_long = false;
-                self.began = Instant::now();
+                self.not_before = Instant::now() + LOOK;
                 self.keeper.make_room();
                 self.trouble(format!("no new segment could be begun: {error}"));
                 return Ok(false);
@@ -183,13 +186,16 @@ impl Segments {
 fn create(folder: &Folder, options: &TapeOptions, number: u64) -> Result<(TapeWriter, Name, File), TapeError> {
     let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
     let name = Name { recording: folder.name().to_owned(), begin_s: now.as_secs() as i64, segments: (number, number) };
-    let file = folder.create(&name.tape())?;
+    // It has its name when it begins as a tape does: whoever is killed before leaves no file that is none.
+    let part = format!("{}{UNFINISHED}", name.tape());
+    let file = folder.create(&part)?;
     let options = TapeOptions { created_unix_ns: now.as_nanos() as i64, ..options.clone() };
-    match file.try_clone().map_err(TapeError::from).and_then(|copy| TapeWriter::new(copy, &options)) {
-        Ok(tape) => Ok((tape, name, file)),
+    let tape = file.try_clone().map_err(TapeError::from).and_then(|copy| TapeWriter::new(copy, &options));
+    match tape.and_then(|tape| Ok((tape, folder.rename(&part, &name.tape())?))) {
+        Ok((tape, ())) => Ok((tape, name, file)),
         Err(error) => {
-            // Nothing is in it yet; a recording has no empty segments.
-            let _ = folder.remove(&name.tape());
+            // Nothing is in it yet.
+            let _ = folder.remove(&part);
             Err(error)
         }
     }
