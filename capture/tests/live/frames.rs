@@ -146,12 +146,12 @@ fn launches_of_a_python_that_is_not_supported_are_recorded_and_the_reason_is_tol
     for (said, python) in unsupported_pythons() {
         let Some(scene) = Scene::new("unsupported Pythons") else { return };
         let tape = scene.path("run.ktape");
-        let mut run = scene.capture(&["run", "-o", &tape, "--", &python, &scene.fixture("workloads/shares.py"), "5"]);
+        let mut run = scene.capture(&["run", "-o", &tape, "--", &python, &scene.fixture("workloads/shares.py"), "40"]);
         let output = run.output().expect("capture starts");
         assert!(output.status.success(), "{python}: {output:?}");
         assert!(String::from_utf8_lossy(&output.stderr).contains(said), "{output:?}");
         let launches = launches(Path::new(&tape));
-        assert_eq!(launches.len(), 500, "{python}");
+        assert_eq!(launches.len(), 4000, "{python}");
         assert!(launches.iter().all(|(_, frames)| frames.is_empty()), "{python}");
         let contents = Tape::open(Path::new(&tape)).expect("it opens").read(&Wanted::default()).expect("it is read");
         let definitions = &contents.definitions;

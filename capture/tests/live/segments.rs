@@ -28,7 +28,7 @@ fn segments_that_end_under_load_have_every_launch_once() {
         let segments = || Recording::list(directory.as_ref()).map_or(0, |recording| recording.segments.len());
         while asked < 5 && began.elapsed() < Duration::from_secs(60) {
             if segments() > asked {
-                std::thread::sleep(Duration::from_millis(300));
+                std::thread::sleep(Duration::from_millis(100));
                 asked += 1;
                 // SAFETY: a signal to a child that is not waited for yet.
                 assert_eq!(unsafe { libc::kill(pid, libc::SIGHUP) }, 0);

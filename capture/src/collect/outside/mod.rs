@@ -151,6 +151,8 @@ pub struct Outside {
     left_out: Vec<(u32, u64)>,
     sample_period_ns: u64,
     samples: Samples,
+    /// How many calls the busiest thread had that ended since this was asked last: see [`Outside::busiest_calls`].
+    busiest_ended: u64,
     /// The stack of calls whose own was left out; 0 until there is one.
     stack_left_out: u32,
     off_cpu_written: u64,
@@ -198,6 +200,7 @@ impl Outside {
             left_out: Vec::new(),
             sample_period_ns: 0,
             samples: Samples::default(),
+            busiest_ended: 0,
             stack_left_out: 0,
             off_cpu_written: 0,
             drivers: FxHashMap::default(),
@@ -294,6 +297,8 @@ impl Outside {
     /// Ends a process: calls that never returned become events as they are.
     pub fn end_process<S: Sink>(&mut self, pid: u32, sink: &mut S) -> Result<(), S::Error> {
         let Some(mut process) = self.processes.remove(&pid) else { return Ok(()) };
+        let calls = process.threads.values().map(|thread| thread.calls).max().unwrap_or(0);
+        self.busiest_ended = self.busiest_ended.max(calls);
         let mut pending: Vec<Pending> = process.threads.values_mut().flat_map(|thread| thread.take_all()).collect();
         pending.sort_by_key(|pending| pending.start_ns);
         for pending in pending {
@@ -350,7 +355,8 @@ impl Outside {
     /// How many calls the thread had that called most often since this was asked last.
     pub fn busiest_calls(&mut self) -> u64 {
         let threads = self.processes.values_mut().flat_map(|process| process.threads.values_mut());
-        threads.map(|thread| std::mem::take(&mut thread.calls)).max().unwrap_or(0)
+        let of_running = threads.map(|thread| std::mem::take(&mut thread.calls)).max().unwrap_or(0);
+        of_running.max(std::mem::take(&mut self.busiest_ended))
     }
 
     /// How many calls of a process came, whatever they were.
