@@ -204,7 +204,6 @@ mod tests {
             host: "é".repeat(40),
             writer: "ktape 0.1".into(),
             staging_half_bytes: 4096,
-            ..FileHeader::default()
         };
         let back = FileHeader::read(&header.to_bytes()).unwrap();
         assert_eq!(back.host, "é".repeat(31));
