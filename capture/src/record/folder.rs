@@ -8,7 +8,9 @@ use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 
 use ktape_format::recording::Recording;
-use rustix::fs::{AtFlags, FlockOperation, Mode, OFlags, RenameFlags, flock, mkdir, open, openat, renameat, renameat_with, unlinkat};
+use rustix::fs::{
+    AtFlags, FlockOperation, Mode, OFlags, RenameFlags, flock, mkdir, open, openat, renameat, renameat_with, unlinkat,
+};
 use rustix::io::Errno;
 
 /// A directory of which this recorder is the only one.
