@@ -103,7 +103,7 @@ impl Carrier {
 
     /// Writes a node of a graph, if that is there.
     pub fn node<K: Known, S: Sink>(&mut self, mut node: GraphNode, known: &K, sink: &mut S) -> Result<(), S::Error> {
-        if !self.found(DefinitionKind::Graph as u16, node.graph).is_some_and(|there| there > 0) {
+        if self.found(DefinitionKind::Graph as u16, node.graph).is_none_or(|there| there == 0) {
             return Ok(());
         }
         node.map_references(|kind, id| self.carry(kind as u16, id, known, sink))?;

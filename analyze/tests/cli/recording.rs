@@ -130,6 +130,6 @@ fn a_part_of_a_recording_is_refused() {
     for arguments in [&["info", directory, "--from", "1s"][..], &["dump", directory]] {
         let output = analyze(arguments.iter());
         assert_eq!(output.status.code(), Some(1), "{output:?}");
-        assert!(String::from_utf8_lossy(&output.stderr).contains("name a "), "{output:?}");
+        assert!(String::from_utf8_lossy(&output.stderr).contains("is a recording"), "{output:?}");
     }
 }

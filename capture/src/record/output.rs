@@ -9,6 +9,7 @@ use ktape_format::{Options as TapeOptions, Sink, TapeError, TapeWriter};
 use super::segments::{Options, Segments};
 
 /// Takes what is recorded.
+#[expect(clippy::large_enum_variant, reason = "there is one of it, and it is not moved")]
 pub enum Output {
     /// One tape, and where it is.
     Tape(TapeWriter, PathBuf),

@@ -32,7 +32,7 @@ fn segment(number: u64) -> Memory {
     let Ok(thread) = memory.define(Thread { process, tid: 7 });
     let Ok(name) = memory.string("cuLaunchKernel");
     let Ok(function) = memory.define(Function { name, ..Function::default() });
-    for place in (0..400).filter(|place| (place + number) % 7 != 0) {
+    for place in (0..400).filter(|place| !(place + number).is_multiple_of(7)) {
         let mut parent = 0;
         for depth in 0..12 {
             let branch = if depth < 6 { 0 } else { place >> (11 - depth) };
