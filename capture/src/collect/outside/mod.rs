@@ -656,7 +656,10 @@ impl Outside {
             && let Some(process) = self.processes.get_mut(&pid)
         {
             process.stacks.end_thread(tid);
-            for pending in process.threads.remove(&tid).into_iter().flat_map(|mut thread| thread.take_all()) {
+            let ended = process.threads.remove(&tid);
+            let calls = ended.as_ref().map_or(0, |thread| thread.calls);
+            self.busiest_ended = self.busiest_ended.max(calls);
+            for pending in ended.into_iter().flat_map(|mut thread| thread.take_all()) {
                 self.gaps.calls_without_return += 1;
                 self.events += self.account.settle(pending.key, pending.open.emit(sink)?);
             }
