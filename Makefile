@@ -4,7 +4,7 @@ CARGO ?= cargo
 ANALYZE = target/release/analyze
 CAPTURE = target/release/capture
 
-.PHONY: demo test fuzz fuzz-tape fuzz-import fuzz-python setup bpf peers capture-bench
+.PHONY: demo test soak fuzz fuzz-tape fuzz-import fuzz-python setup bpf peers capture-bench
 
 demo: bpf ## the main job: an inference service is recorded live and shown, and sampling held against the truth; all in out/
 	$(CARGO) build --release --bin analyze --bin make-fixture --bin capture
@@ -32,6 +32,8 @@ test: setup ## everything that CI runs
 	$(CARGO) clippy --workspace --all-targets -- -D warnings
 	rm -f target/skipped.txt
 	KTAPE_REQUIRE_PERFETTO=1 KTAPE_REQUIRE_SECOND_READER=1 KTAPE_SKIPPED=$(CURDIR)/target/skipped.txt $(CARGO) test --workspace
+	fixtures/workloads/build.sh
+	fixtures/soak.py --seconds 30 --capture target/debug/capture --analyze target/debug/analyze --segment-time 4s --keep-size 24M
 	$(MAKE) fuzz-tape
 	@if [ -e target/skipped.txt ]; then echo; sort -u target/skipped.txt; fi
 
@@ -70,6 +72,14 @@ peers: ## import beside other readers of such traces, on TRACE and on TRACE twen
 	mkdir -p target/peers
 	analyze/benches/peers/repeat.py $(TRACE) 20 target/peers/twenty-times.json
 	analyze/benches/peers/run.sh $(TRACE) target/peers/twenty-times.json --json target/peers/result.json
+
+SOAK_SECONDS ?= 3600
+
+soak: bpf ## a node under load for SOAK_SECONDS, an hour: all is there, nothing grows; as root; no part of `test`, which has 30 seconds of it
+	fixtures/simcuda/build.sh
+	fixtures/workloads/build.sh
+	$(CARGO) build --release --bin capture --bin analyze
+	fixtures/soak.py --seconds $(SOAK_SECONDS)
 
 capture-bench: bpf ## what recording costs, as root. BENCH="--only 'C loop'" for a part; no part of `test`
 	fixtures/simcuda/build.sh
