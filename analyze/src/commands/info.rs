@@ -4,6 +4,8 @@ use std::io::{self, Write};
 use std::path::PathBuf;
 
 use anyhow::Result;
+use ktape_format::Table as _;
+use ktape_format::event::lifecycle_kind;
 use serde::Serialize;
 
 use super::blind_spots::{self, BlindSpot};
@@ -14,13 +16,13 @@ use super::{Outcome, audit, cpu_side, host_side, layout, note_host_only, note_lo
 use crate::human::{HumanBytes, HumanCount, counted, duration, share, text_table};
 use crate::layout::Layout;
 use crate::symbols::Symbols;
-use crate::timeline::Selection;
 use crate::timeline::audit::Audit;
 use crate::timeline::cpu_side::CpuSide;
 use crate::timeline::host_side::HostSide;
 use crate::timeline::names::printable;
 use crate::timeline::off_cpu::OffCpuSide;
 use crate::timeline::summary::{KernelSummary, Summary};
+use crate::timeline::{Selection, Timeline};
 use crate::verify::completeness::Completeness;
 
 /// The options of `analyze info`.
@@ -71,6 +73,8 @@ struct Info<'a> {
     completeness: Option<&'a Completeness>,
     /// What its recorder cannot have seen.
     blind_spots: &'a [BlindSpot],
+    /// What its recorder kept less of, to keep the cost down, and of what more again, in order.
+    fidelity: &'a [String],
     audit: &'a Audit,
     #[serde(flatten)]
     summary: &'a Summary,
@@ -104,6 +108,7 @@ pub fn run(args: &Args) -> Result<Outcome> {
     let host_only = loaded.timeline.host_only;
     let completeness = args.selection.is_everything().then(|| loaded.completeness()).flatten();
     let blind_spots = blind_spots::of(&loaded.timeline.definitions);
+    let fidelity = fidelity(&loaded.timeline);
     let totals = recording::totals(&loaded.timeline);
     let events: usize = match is_recording {
         true => totals.iter().map(|totals| totals.count as usize).sum(),
@@ -120,6 +125,7 @@ pub fn run(args: &Args) -> Result<Outcome> {
         device_times: !host_only,
         completeness: completeness.as_ref(),
         blind_spots: &blind_spots,
+        fidelity: &fidelity,
         audit: &audit,
         summary: &summary,
         parts: &parts,
@@ -197,7 +203,27 @@ fn print(out: &mut impl Write, loaded: &Loaded, info: &Info<'_>, args: &Args) ->
         layout::print(out, layout, info.file_bytes)?;
     }
     blind_spots::print(out, info.blind_spots)?;
+    if !info.fidelity.is_empty() {
+        writeln!(out, "what was kept of each event, to keep the cost of recording under its limit:")?;
+    }
+    info.fidelity.iter().take(MOST_CHANGES).try_for_each(|change| writeln!(out, "  {}", printable(change)))?;
+    if info.fidelity.len() > MOST_CHANGES {
+        writeln!(
+            out,
+            "  and {} changes more: --json lists them",
+            HumanCount((info.fidelity.len() - MOST_CHANGES) as u64)
+        )?;
+    }
     Ok(write_not_kept(out, "", &summary.not_kept)?)
+}
+
+/// So many changes of what is kept are shown to a person.
+const MOST_CHANGES: usize = 20;
+
+/// What the recorder kept less of, and of what more again.
+fn fidelity(timeline: &Timeline) -> Vec<String> {
+    let changes = timeline.events.lifecycle.rows().filter(|row| row.kind == lifecycle_kind::FIDELITY);
+    changes.map(|row| timeline.definitions.string(row.detail).to_owned()).collect()
 }
 
 /// The processes; those of a live recording that called no API are only counted, as a shell has many children.

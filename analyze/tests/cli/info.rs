@@ -3,8 +3,9 @@
 use std::path::Path;
 
 use crate::common::analyze;
+use crate::on_tape::{run, stdout};
 use ktape_fixtures::decode_loop::{DecodeLoop, KERNELS_OUTSIDE, KERNELS_PER_LAYER, LAYERS, decode_loop};
-use ktape_format::event::{Launch, Loss};
+use ktape_format::event::{Launch, Lifecycle, Loss, lifecycle_kind};
 use ktape_format::{Options, Sink, TapeWriter};
 use serde_json::Value;
 
@@ -231,4 +232,25 @@ fn what_is_no_trace_is_refused_in_one_line_that_names_it() {
         }
     }
     assert_eq!(analyze(["info"]).status.code(), Some(2));
+}
+
+#[test]
+fn what_the_recorder_kept_less_of_is_said() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("limited.ktape");
+    let mut tape = TapeWriter::create(&path, &Options::batch("test")).unwrap();
+    for (start_ns, says) in [(1, "from now on stacks are cut to 32 frames: \u{1b}[2J"), (9, "no longer so")] {
+        let detail = tape.string(says).unwrap();
+        tape.event(Lifecycle { start_ns, kind: lifecycle_kind::FIDELITY, detail, ..Lifecycle::default() }).unwrap();
+    }
+    tape.finish().unwrap();
+    let said = stdout(&run("info", &path, &[]));
+    let list = said.split_once("under its limit:\n").expect("it is said").1;
+    assert!(
+        list.starts_with("  from now on stacks are cut to 32 frames: ") && list.contains("\n  no longer so\n"),
+        "{said}"
+    );
+    assert!(!said.contains('\u{1b}'), "what a tape says cannot write on the terminal");
+    let json: Value = serde_json::from_str(&stdout(&run("info", &path, &["--json"]))).unwrap();
+    assert_eq!(json["fidelity"][1], "no longer so");
 }

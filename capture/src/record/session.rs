@@ -146,7 +146,7 @@ impl Session {
         };
         // Before probes are tried: those would leave traces in this process that hide the answer.
         let site_kernel = probes::Kernel::ask().unwrap_or(probes::Kernel::OLD);
-        let traps = Traps::measure(&mut kernel)?;
+        let traps = Traps::measure(&mut kernel);
         let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
         let writer = concat!("capture ", env!("CARGO_PKG_VERSION"));
         let tape_options = TapeOptions::live(writer, ClockKind::Monotonic, &host);
@@ -160,7 +160,7 @@ impl Session {
         let mut session = Session {
             collector: Outside::new(functions.clone(), options.launch_durations),
             losses: Losses::new(functions.len(), monotonic_ns()),
-            cost: Cost::new(traps, functions.len()),
+            cost: Cost::new(*traps.as_ref().unwrap_or(&Traps::UNKNOWN), functions.len()),
             governor: options.max_overhead.map(|limit| Governor::new(limit, options.native, options.launch_durations)),
             tallies: Tallies::new(monotonic_ns()),
             node: options.node.clone().map(Node::new).transpose()?,
@@ -190,6 +190,10 @@ impl Session {
         };
         if let Some(scope) = &session.options.node {
             session.collector.set_scope(scope.of_launches()?);
+        }
+        if let Err(error) = traps {
+            session
+                .trouble(format!("what a probe's trap costs can't be measured, and is not in the estimate: {error}"));
         }
         session.read_clocks()?;
         if let Some(hz) = session.options.cpu_hz {
