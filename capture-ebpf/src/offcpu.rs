@@ -147,6 +147,12 @@ fn come(task: u64, pid: u32, tid: u32) {
     // SAFETY: a map's value, of a thread that nobody else makes run just now.
     let off = unsafe { *off };
     let _ = OFF_CPU.remove(tid);
+    if off.pid != pid {
+        // Left by another thread that had the number.
+        // SAFETY: a map's value.
+        count(unsafe { &raw mut (*counters).unbegun });
+        return;
+    }
     // SAFETY: a helper without arguments.
     let now_ns = unsafe { bpf_ktime_get_ns() };
     // One that was not woken has been on its run queue all the time: a signal came while it went to sleep.

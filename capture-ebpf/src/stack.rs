@@ -19,7 +19,9 @@ use aya_ebpf::helpers::generated::{
 use ktape_ebpf::python::{
     self, MAX_FRAMES, MAX_SEARCH, MAX_SEARCH_IN_INTERRUPT, MAX_STEPS, Memory, RawFrame, Step, TASK_NAME_BYTES,
 };
-use ktape_ebpf::wire::{Counters, Fidelity, MAX_NATIVE_FRAMES, STACK_LEFT_OUT, Target, Walked, kind, relation};
+use ktape_ebpf::wire::{
+    Counters, Fidelity, MAX_NATIVE_FRAMES, STACK_LEFT_OUT, STACK_UNREADABLE, Target, Walked, kind, relation,
+};
 
 use crate::bodies::{send_body, send_code, send_native};
 use crate::maps::{
@@ -48,7 +50,7 @@ pub(crate) enum Seen {
     Running(*mut c_void),
 }
 
-/// The hash of this thread's stack; 0 for none.
+/// The hash of this thread's stack; 0 for none, [`STACK_UNREADABLE`] and [`STACK_LEFT_OUT`] where it is not known.
 #[inline(always)]
 pub(crate) fn record(seen: Seen, target: *mut Target, pid_tid: u64, counters: *mut Counters) -> u64 {
     let walked = INTERPRETERS.get_ptr((pid_tid >> 32) as u32);
@@ -66,12 +68,12 @@ pub(crate) fn record(seen: Seen, target: *mut Target, pid_tid: u64, counters: *m
     let Some(index) = take_space(target, walked, fidelity, pid_tid) else {
         // SAFETY: a map's value.
         count(unsafe { &raw mut (*counters).without_stack });
-        return 0;
+        return STACK_UNREADABLE;
     };
     let hash = walk(seen, target, index).unwrap_or_else(|| {
         // SAFETY: a map's value.
         count(unsafe { &raw mut (*counters).without_stack });
-        0
+        STACK_UNREADABLE
     });
     if let Some(space) = space(index) {
         if space.bodies_lost != 0 {

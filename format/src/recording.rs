@@ -91,7 +91,7 @@ pub struct Recording {
 impl Recording {
     /// Looks into a directory. Files of other names are none of a recording's.
     pub fn list(directory: &Path) -> io::Result<Recording> {
-        let mut by_range: BTreeMap<(u64, std::cmp::Reverse<u64>), Segment> = BTreeMap::new();
+        let mut by_range: BTreeMap<(u64, std::cmp::Reverse<u64>, String), Segment> = BTreeMap::new();
         for entry in directory.read_dir()? {
             let path = entry?.path();
             let Some(file) = path.file_name().and_then(OsStr::to_str) else { continue };
@@ -105,21 +105,22 @@ impl Recording {
             if !is_rollup && first != last {
                 continue;
             }
-            let segment = by_range.entry((first, std::cmp::Reverse(last)));
+            let segment = by_range.entry((first, std::cmp::Reverse(last), name.recording.clone()));
             let segment = segment.or_insert(Segment { name, tape: None, rollup: None });
             *(if is_rollup { &mut segment.rollup } else { &mut segment.tape }) = Some(path);
         }
         let mut recording = Recording::default();
-        let mut covered = 0;
+        // Up to where a rollup of several has what there was, by the name of the recording: files of another speak of their own.
+        let mut covered: BTreeMap<String, u64> = BTreeMap::new();
         for segment in by_range.into_values() {
             let (_, last) = segment.name.segments;
-            if last <= covered {
+            if covered.get(&segment.name.recording).is_some_and(|&covered| last <= covered) {
                 recording.superseded.extend(segment.tape.into_iter().chain(segment.rollup));
                 continue;
             }
             let (first, last) = segment.name.segments;
             if first != last {
-                covered = last;
+                covered.insert(segment.name.recording.clone(), last);
             }
             recording.segments.push(segment);
         }
@@ -237,5 +238,10 @@ mod tests {
         assert_eq!(counts, [((1, 3), false, true), ((4, 4), false, true), ((5, 5), true, false)]);
         assert_eq!(recording.superseded.len(), 3);
         assert_eq!(recording.last(), 5);
+        // What was copied in from another recording says nothing of this one.
+        let other = Name { recording: "other".to_owned(), ..name(1, 900) };
+        std::fs::write(folder.path().join(other.rollup()), "").unwrap();
+        let recording = Recording::list(folder.path()).unwrap();
+        assert_eq!((recording.segments.len(), recording.superseded.len()), (4, 3));
     }
 }

@@ -14,7 +14,7 @@ use crate::import;
 use crate::symbols::{self, Symbols, Unnamed};
 use crate::timeline::{Selection, Timeline, is_host_only, span_ns};
 use crate::verify::LEFT_OUT;
-use crate::verify::completeness::{Completeness, Counting};
+use crate::verify::completeness::{Completeness, Counting, over_all_time};
 
 /// An opened trace.
 #[derive(Debug)]
@@ -52,7 +52,10 @@ impl Loaded {
     /// Whether all that was recorded is there; `None` where no recorder says what it saw. Only of a whole trace.
     pub fn completeness(&self) -> Option<Completeness> {
         let events = &self.timeline.events;
-        let told: Vec<Tally> = events.tally.rows().collect();
+        let mut told: Vec<Tally> = events.tally.rows().collect();
+        if !events.rollup.is_empty() {
+            over_all_time(&mut told);
+        }
         let mut counting = Counting::new(&told);
         counting.count(events);
         for row in events.loss.rows() {

@@ -23,7 +23,7 @@ use crate::human::{HumanBytes, HumanCount, counted, duration, text_table};
 use crate::symbols::{self, Symbols, Unnamed};
 use crate::tables::KnownTables;
 use crate::timeline::{Selection, Timeline};
-use crate::verify::completeness::{Completeness, Counting};
+use crate::verify::completeness::{Completeness, Counting, over_all_time};
 use crate::verify::{self, Report, Verdict};
 
 /// What is left of a stretch of a recording.
@@ -217,11 +217,16 @@ pub fn verify(path: &Path) -> Result<CheckedRecording> {
 fn completeness(recording: &Recording) -> Result<Option<Completeness>> {
     let open = |file: &Path| Tape::open(file).with_context(|| file.display().to_string());
     let (mut told, mut is_closed) = (Vec::new(), true);
-    for (file, _) in files(recording) {
+    let mut told_by_rollups = Vec::new();
+    for (file, has_events) in files(recording) {
         let tape = open(file)?;
         is_closed &= tape.is_closed();
+        let told = if has_events { &mut told } else { &mut told_by_rollups };
         told.extend(Counting::told_by(&tape));
     }
+    // One interval may be in several of them.
+    over_all_time(&mut told_by_rollups);
+    told.append(&mut told_by_rollups);
     let mut counting = Counting::new(&told);
     for (file, _) in files(recording) {
         counting.count_tape(&open(file)?);

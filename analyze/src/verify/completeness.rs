@@ -117,6 +117,14 @@ pub struct Completeness {
     pub(super) faults: Vec<Fault>,
 }
 
+/// Makes accounts of different times those of all the time that they are of: as rows that are only there added up do not say when
+/// each was, these can only be held against all of them.
+pub(crate) fn over_all_time(told: &mut [Tally]) {
+    let start_ns = told.iter().map(|row| row.start_ns).min().unwrap_or(0);
+    let end_ns = told.iter().map(Tally::end_ns).max().unwrap_or(0);
+    told.iter_mut().for_each(|row| (row.start_ns, row.duration_ns) = (start_ns, start_ns.abs_diff(end_ns)));
+}
+
 /// The recorder's accounts, and what is on the tape, counted without them.
 #[derive(Debug, Default)]
 pub(crate) struct Counting {
@@ -140,15 +148,19 @@ impl Counting {
         Counting::new(&Counting::told_by(tape))
     }
 
-    /// The accounts of a tape, as they are there.
+    /// The accounts of a tape: of a rollup one for all of its time, see [`over_all_time`].
     pub(crate) fn told_by(tape: &Tape) -> Vec<Tally> {
-        let mut told = Vec::new();
-        let wanted = Wanted { kinds: vec![Tally::KIND], ..Wanted::default() };
+        let (mut told, mut is_rollup) = (Vec::new(), false);
+        let wanted = Wanted { kinds: vec![Tally::KIND, Rollup::KIND], ..Wanted::default() };
         // What cannot be read here cannot in the check itself, which says so.
         let _ = tape.scan::<TapeError>(&wanted, |_, part| {
             told.extend(part.events.tally.rows());
+            is_rollup |= !part.events.rollup.is_empty();
             Ok(())
         });
+        if is_rollup {
+            over_all_time(&mut told);
+        }
         told
     }
 
@@ -430,6 +442,11 @@ mod tests {
         assert!(checked(&told, &rollup(4), false).holds);
         let result = checked(&told, &rollup(3), false);
         assert_eq!((result.holds, result.missing), (false, 1));
+        // An account of an old interval, and the row that closes a younger one.
+        let mut told = [told[0], Tally { start_ns: 9000, duration_ns: 10, ..Tally::default() }];
+        over_all_time(&mut told);
+        let result = checked(&told, &rollup(4), false);
+        assert_eq!((result.holds, result.closed, result.proven_until_ns), (true, true, Some(9010)));
     }
 
     #[test]

@@ -523,7 +523,8 @@ impl Meaning {
 
     /// What the eBPF program is to keep of a call.
     pub fn plan(self) -> Plan {
-        let is_launch = self.group() == Some(Group::Launch) && self != Meaning::GraphInstantiate;
+        let is_launch =
+            self.group() == Some(Group::Launch) && !matches!(self, Meaning::GraphInstantiate | Meaning::Graph(_));
         let stack = match (is_launch, self.is_event()) {
             (true, _) => wire::stack_use::EVENT | wire::stack_use::LAUNCH,
             (false, is_event) => is_event.into(),

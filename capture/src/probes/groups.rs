@@ -8,7 +8,7 @@ use super::functions::Meaning;
 )]
 #[serde(rename_all = "lowercase")]
 pub enum Group {
-    /// Launches of kernels and graphs, and the making of graphs
+    /// Launches of kernels and graphs, stream capture and the making of graphs
     Launch,
     /// Copies and memsets
     Copy,
@@ -18,7 +18,7 @@ pub enum Group {
     Mem,
     /// NCCL
     Nccl,
-    /// Everything else: modules, initialisation, stream capture, host functions
+    /// Everything else: modules, initialisation, host functions
     Other,
 }
 
@@ -33,6 +33,7 @@ impl Meaning {
             | Meaning::LaunchConfig
             | Meaning::LaunchMulti
             | Meaning::LaunchGrid { .. }
+            | Meaning::Graph(_)
             | Meaning::GraphInstantiate
             | Meaning::GraphLaunch => Group::Launch,
             Meaning::Copy { .. }
@@ -71,6 +72,9 @@ mod tests {
             ("cuLaunchKernel", Some(Group::Launch)),
             ("cuLaunchKernelEx_ptsz", Some(Group::Launch)),
             ("cuGraphLaunch", Some(Group::Launch)),
+            // Without it the calls in a capture would count as launches.
+            ("cuStreamBeginCapture_v2", Some(Group::Launch)),
+            ("cuGraphAddKernelNode_v2", Some(Group::Launch)),
             ("cuMemcpyHtoDAsync_v2", Some(Group::Copy)),
             ("cuMemsetD8_v2", Some(Group::Copy)),
             ("cuStreamSynchronize", Some(Group::Sync)),

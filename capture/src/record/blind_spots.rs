@@ -63,6 +63,9 @@ pub struct BlindSpot {
     pub what: String,
 }
 
+/// So many are told apart.
+const MOST_NOTED: usize = 200;
+
 /// What is noted of blind spots on the way.
 #[derive(Debug, Default)]
 pub(super) struct Noted {
@@ -74,9 +77,13 @@ pub(super) struct Noted {
 
 impl Noted {
     pub(super) fn add(&mut self, kind: Kind, what: String, count: u64) {
-        if count > 0 {
-            *self.counts.entry((kind, what)).or_default() += count;
+        if count == 0 {
+            return;
         }
+        // A node has processes without end, and each its own words.
+        let is_known = self.counts.contains_key(&(kind, what.clone()));
+        let what = if is_known || self.counts.len() < MOST_NOTED { what } else { "of others of the sort".to_owned() };
+        *self.counts.entry((kind, what)).or_default() += count;
     }
 }
 

@@ -85,18 +85,21 @@ impl Governor {
         );
         if look.busiest_share > self.limit {
             self.looks_under = 0;
-            if let Some(step) = self.steps.get(self.taken) {
+            if let Some(&step) = self.steps.get(self.taken) {
                 self.taken += 1;
                 let says = format!("from now on {}: {why}", step.says());
-                return Some(self.change(says, *step == Step::Durations));
+                let change = self.change(says, step == Step::Durations);
+                if step == Step::Durations {
+                    // It is the last, and is never taken back: as if it had not been there, so that those before it can be.
+                    self.steps.pop();
+                    self.taken -= 1;
+                }
+                return Some(change);
             }
             return (!std::mem::replace(&mut self.was_told, true))
                 .then(|| self.change(format!("nothing more can be left out: {why}"), false));
         }
         let above = self.taken.checked_sub(1)?;
-        if self.steps[above] == Step::Durations {
-            return None;
-        }
         let would_take = look.busiest_share * self.call_ns[above].max(look.call_ns) / look.call_ns.max(1.0);
         self.looks_under = if would_take < WELL_UNDER * self.limit { self.looks_under + 1 } else { 0 };
         if self.looks_under < LOOKS_BEFORE_UP {
@@ -159,6 +162,10 @@ mod tests {
         assert_eq!(changes.iter().filter(|change| change.drops_durations).count(), 1);
         assert!(changes[6].says.contains("nothing more can be left out"), "{}", changes[6].says);
         assert_eq!(changes[6].fidelity, Fidelity { most_frames: 8, stacks_mask: 63, ..Fidelity::default() });
-        assert!((0..50).all(|_| governor.look(&at(1.0, 1000.0)).is_none()));
+        // The others come back, the last one first.
+        let changes: Vec<Change> = (0..60).filter_map(|_| governor.look(&at(1.0, 1000.0))).collect();
+        assert!(changes[0].says.contains("no longer so that one call in 64"), "{}", changes[0].says);
+        assert_eq!(changes.last().map(|change| change.fidelity), Some(Fidelity::default()));
+        assert!(changes.iter().all(|change| !change.drops_durations));
     }
 }

@@ -6,15 +6,16 @@
 //! several before those are. At every instant the names say what counts ([`ktape_format::recording`]). What a recorder that
 //! was killed has left undone, the next does when it begins.
 
+use std::io::ErrorKind;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread::JoinHandle;
 
 use anyhow::{Context as _, Result};
 use ktape_format::recording::{Name, Recording, Segment};
 use ktape_format::rollup::Digest;
-use ktape_format::{Options as TapeOptions, Tape, TapeWriter};
+use ktape_format::{Options as TapeOptions, Tape, TapeError, TapeWriter};
 use rustix::fs::{FallocateFlags, fallocate};
 
 use super::folder::{Folder, UNFINISHED, bytes};
@@ -52,6 +53,8 @@ pub(super) struct Kept {
 pub(super) struct Keeper {
     jobs: Sender<Job>,
     waiting: Arc<AtomicUsize>,
+    /// Whether room was asked for and not made yet.
+    is_room_asked: Arc<AtomicBool>,
     thread: JoinHandle<Kept>,
 }
 
@@ -60,17 +63,19 @@ impl Keeper {
     pub(super) fn begin(options: &Options, folder: Folder, left: Recording) -> std::io::Result<Keeper> {
         let (jobs, receiver) = channel();
         let waiting = Arc::new(AtomicUsize::new(0));
+        let is_room_asked = Arc::new(AtomicBool::new(false));
         let mut worker = Worker {
             options: options.clone(),
             folder,
             ended: left.last(),
             kept: Kept::default(),
             waiting: waiting.clone(),
+            is_room_asked: is_room_asked.clone(),
         };
         // Before anything new is begun.
         worker.clear();
         let thread = std::thread::Builder::new().name("ktape-keeper".into()).spawn(move || worker.run(&receiver))?;
-        Ok(Keeper { jobs, waiting, thread })
+        Ok(Keeper { jobs, waiting, is_room_asked, thread })
     }
 
     /// How many segments wait.
@@ -86,8 +91,11 @@ impl Keeper {
 
     /// Has the oldest segment deleted, as the disk is full.
     pub(super) fn make_room(&self) {
-        // Likewise.
-        let _ = self.jobs.send(Job::MakeRoom);
+        // Who asks every second while the thread is at something else means one segment and not one a second.
+        if !self.is_room_asked.swap(true, Ordering::Relaxed) {
+            // Likewise.
+            let _ = self.jobs.send(Job::MakeRoom);
+        }
     }
 
     /// Has other limits count from now on.
@@ -107,6 +115,15 @@ impl Keeper {
     }
 }
 
+/// Whether something failed for want of room on the disk.
+fn is_full(error: &anyhow::Error) -> bool {
+    let is_full = |error: &std::io::Error| matches!(error.kind(), ErrorKind::StorageFull | ErrorKind::QuotaExceeded);
+    error.chain().any(|cause| match (cause.downcast_ref::<std::io::Error>(), cause.downcast_ref::<TapeError>()) {
+        (Some(error), _) | (_, Some(TapeError::Io(error))) => is_full(error),
+        _ => false,
+    })
+}
+
 struct Worker {
     options: Options,
     folder: Folder,
@@ -114,6 +131,7 @@ struct Worker {
     ended: u64,
     kept: Kept,
     waiting: Arc<AtomicUsize>,
+    is_room_asked: Arc<AtomicBool>,
 }
 
 impl Worker {
@@ -138,6 +156,7 @@ impl Worker {
                     self.waiting.fetch_sub(1, Ordering::Relaxed);
                 }
                 Job::MakeRoom => {
+                    self.is_room_asked.store(false, Ordering::Relaxed);
                     self.make_room();
                     self.tidy();
                 }
@@ -174,8 +193,8 @@ impl Worker {
 
     /// Closes a segment. On a full disk the oldest ones make room for it.
     fn close(&mut self, Ended { mut tape, name }: Ended) -> Result<()> {
-        while let Err(error) = tape.seal() {
-            if !self.make_room() {
+        while let Err(error) = tape.seal().map_err(anyhow::Error::from) {
+            if !is_full(&error) || !self.make_room() {
                 return Err(error).with_context(|| name.tape());
             }
         }
@@ -206,8 +225,10 @@ impl Worker {
             let is_written = segment.name.segments.1 > self.ended;
             if !is_written && segment.tape.is_some() && segment.rollup.is_none() {
                 while let Err(error) = self.roll_up(std::slice::from_ref(&segment)) {
-                    // What is kept for this is used first.
-                    if self.folder.remove(RESERVE).is_err() && !self.make_room() {
+                    // Room helps only against a full disk: a segment that can't be read must not cost the others. What is kept
+                    // for this is used first.
+                    let makes_room = is_full(&error) && (self.folder.remove(RESERVE).is_ok() || self.make_room());
+                    if !makes_room {
                         self.trouble(format!("{}: no rollup, so it is kept: {error:#}", segment.name.tape()));
                         break;
                     }
@@ -308,11 +329,18 @@ impl Worker {
         let mut groups: Vec<(Group, Vec<Segment>)> = Vec::new();
         for segment in recording.segments {
             let group = match (&segment.tape, &segment.rollup) {
-                (None, Some(_)) => self.group(&segment, &newest)?,
+                // One that can't be read stays as it is, and is not put together with others.
+                (None, Some(_)) => self.group(&segment, &newest).unwrap_or(Group::None),
                 _ => Group::None,
             };
             match groups.last_mut() {
-                Some((last, segments)) if *last == group && group != Group::None => segments.push(segment),
+                Some((last, segments))
+                    if *last == group
+                        && group != Group::None
+                        && segments.iter().all(|other| other.name.recording == segment.name.recording) =>
+                {
+                    segments.push(segment);
+                }
                 _ => groups.push((group, vec![segment])),
             }
         }

@@ -224,6 +224,7 @@ impl Session {
 
     /// Ends the recording of a process that runs another program now, until that calls.
     pub(super) fn leave(&mut self, pid: u32) -> Result<()> {
+        self.note_blind_spots_of(pid);
         self.collector.end_process(pid, &mut self.tape)?;
         self.processes.remove(&pid);
         Ok(())

@@ -68,7 +68,7 @@ impl Segments {
         let folder = Folder::open(&options.directory)
             .with_context(|| format!("cannot record into {}", options.directory.display()))?;
         let recording = folder.list()?;
-        let number = recording.last() + 1;
+        let number = recording.last().saturating_add(1);
         let keeper = Keeper::begin(&options, folder.try_clone()?, recording)?;
         let (tape, name, file) = create(&folder, &tape_options, number)
             .with_context(|| format!("cannot begin a segment in {}", options.directory.display()))?;

@@ -32,12 +32,12 @@ use super::scope::Scope;
 use super::segments;
 use super::summary::{CpuSamples, OffCpu, Summary};
 use super::tally::Tallies;
-use crate::collect::outside::{Notice, Outside};
+use crate::collect::outside::{LostCalls, Notice, Outside};
 use crate::kernel::programs::Kernel;
 use crate::kernel::sampler;
 use crate::kernel::traps::Traps;
 use crate::probes;
-use crate::probes::functions::{self, Probed};
+use crate::probes::functions::{self, Meaning, Probed};
 use crate::target;
 use crate::target::libraries::{self, FileId};
 use crate::target::stubs::live;
@@ -93,6 +93,8 @@ pub struct Session {
     /// Set by whoever wants the segment to end.
     pub(super) rotation: Arc<AtomicBool>,
     pub(super) losses: Losses,
+    /// Calls that change graphs, and their returns, that were lost so far.
+    lost_of_graphs: u64,
     pub(super) cost: Cost,
     governor: Option<Governor>,
     pub(super) tallies: Tallies,
@@ -160,6 +162,7 @@ impl Session {
         let mut session = Session {
             collector: Outside::new(functions.clone(), options.launch_durations),
             losses: Losses::new(functions.len(), monotonic_ns()),
+            lost_of_graphs: 0,
             cost: Cost::new(*traps.as_ref().unwrap_or(&Traps::UNKNOWN), functions.len()),
             governor: options.max_overhead.map(|limit| Governor::new(limit, options.native, options.launch_durations)),
             tallies: Tallies::new(monotonic_ns()),
@@ -370,7 +373,17 @@ impl Session {
         let off_cpu = self.kernel.off_cpu_counters()?;
         let lost = self.losses.lost;
         self.losses.tell(&self.functions, &counters, &sampled, &off_cpu, monotonic_ns(), &mut self.tape)?;
-        self.collector.looked_for_losses(self.losses.lost > lost);
+        let of_graphs = |(function, _): &(&Probed, &Counters)| {
+            matches!(function.meaning, Meaning::Graph(_) | Meaning::GraphInstantiate)
+        };
+        let lost_of_graphs = self.functions.iter().zip(&counters).filter(of_graphs);
+        let lost_of_graphs = lost_of_graphs.map(|(_, counters)| counters.calls_lost + counters.returns_lost).sum();
+        let were_lost_of_graphs = std::mem::replace(&mut self.lost_of_graphs, lost_of_graphs) != lost_of_graphs;
+        self.collector.looked_for_losses(match self.losses.lost > lost {
+            _ if were_lost_of_graphs => LostCalls::OfGraphs,
+            true => LostCalls::Some,
+            false => LostCalls::None,
+        });
         self.tallies.look(&self.kernel, self.collector.settled(), monotonic_ns())?;
         self.tallies.tell(&mut self.tape)?;
         self.look_at_cost(&counters, elapsed)
@@ -455,7 +468,8 @@ impl Session {
         let look = self.cost.look(counters, &self.kernel.spent()?, self.collector.busiest_calls(), elapsed);
         let now_ns = monotonic_ns();
         self.cost.tell(&look, now_ns, &mut self.tape)?;
-        let Some(change) = self.governor.as_mut().and_then(|governor| governor.look(&look)) else { return Ok(()) };
+        let governor = self.governor.as_mut().filter(|_| !self.is_ending);
+        let Some(change) = governor.and_then(|governor| governor.look(&look)) else { return Ok(()) };
         self.kernel.set_fidelity(change.fidelity)?;
         if change.drops_durations {
             self.kernel.drop_launch_returns()?;

@@ -44,6 +44,11 @@ pub(super) struct Captures {
 }
 
 impl Captures {
+    /// Whether a stream is being captured.
+    pub(super) fn are_under_way(&self) -> bool {
+        !self.by_number.is_empty()
+    }
+
     /// What each capture has by now.
     pub(super) fn nodes(&self) -> impl Iterator<Item = &Nodes> {
         self.by_number.values().filter_map(|capture| capture.nodes.as_ref())

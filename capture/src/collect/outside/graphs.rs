@@ -191,6 +191,17 @@ struct Place {
     index: u32,
 }
 
+/// What was lost since losses were looked for last.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LostCalls {
+    /// Nothing.
+    None,
+    /// Calls, but none that changes graphs.
+    Some,
+    /// Calls that change graphs, or their returns.
+    OfGraphs,
+}
+
 /// What could not be told of graphs in full, since it was asked for last.
 #[derive(Clone, Copy, Default)]
 pub(super) struct Untold {
@@ -247,6 +258,8 @@ pub(super) struct Graphs {
     /// Graphs and executable graphs that were made or changed since losses were looked for.
     changed: (FxHashSet<u64>, FxHashSet<u64>),
     untold: Untold,
+    /// Whether some launches are not sent, for their stacks: then one may be missing from any capture.
+    pub(super) misses_launches: bool,
 }
 
 impl Graphs {
@@ -274,6 +287,7 @@ impl Graphs {
             rows: 0,
             changed: Default::default(),
             untold: Untold::default(),
+            misses_launches: false,
         }
     }
 
@@ -427,7 +441,12 @@ impl Graphs {
     pub(super) fn change(&mut self, change: Change, handed_out: u64) {
         match change {
             Change::BeginCapture { stream, into, replaces } => self.captures.begin(stream, into, replaces),
-            Change::EndCapture { stream } => self.end_capture(stream, handed_out),
+            Change::EndCapture { stream } => {
+                self.end_capture(stream, handed_out);
+                if self.misses_launches {
+                    self.add(handed_out, None, Node::unknown());
+                }
+            }
             Change::Create => self.insert(handed_out, Rc::new(Nodes::new(&self.kept))),
             Change::Destroy(graph) => self.forget(graph),
             Change::Clone(graph) => {
@@ -579,12 +598,15 @@ impl Graphs {
         exec.defined = (0, false);
     }
 
-    /// Losses were looked for. If calls were lost since the last time, what has changed since may have changed in other ways too.
-    pub(super) fn looked_for_losses(&mut self, were_calls_lost: bool) {
-        let (graphs, execs) = std::mem::take(&mut self.changed);
-        if !were_calls_lost {
-            return;
-        }
+    /// Losses were looked for. If calls were lost since the last time, what has changed since may have changed in other ways too;
+    /// if some were that change graphs, any graph may have.
+    pub(super) fn looked_for_losses(&mut self, lost: LostCalls) {
+        let changed = std::mem::take(&mut self.changed);
+        let (graphs, execs) = match lost {
+            LostCalls::None => return,
+            LostCalls::Some => changed,
+            LostCalls::OfGraphs => (self.graphs.keys().copied().collect(), self.execs.keys().copied().collect()),
+        };
         for graph in graphs {
             if self.graphs.contains_key(&graph) {
                 self.add(graph, None, Node::unknown());

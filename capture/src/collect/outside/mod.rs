@@ -30,7 +30,7 @@ use std::rc::Rc;
 use ktape_ebpf::python::Interpreter;
 use ktape_ebpf::wire::{
     Call, CodeRecord, Lifecycle, ListsCall, MemoryCall, NAME_BYTES, NativeBody, OffCpu, Plain as _, Return,
-    STACK_LEFT_OUT, Sample, StackBody, StackCall, TaskBody, TextPiece, kind, life,
+    STACK_LEFT_OUT, STACK_UNREADABLE, Sample, StackBody, StackCall, TaskBody, TextPiece, kind, life,
 };
 use ktape_format::Sink;
 use ktape_format::definition::{self, Function, api_domain, property};
@@ -45,6 +45,7 @@ use crate::target::stubs::live;
 use account::Account;
 pub use account::{Fate, Key, Settled};
 use calls::{Arguments, Open};
+pub use graphs::LostCalls;
 use kernels::Kernels;
 pub use kernels::Source;
 use native::Builds;
@@ -222,6 +223,7 @@ impl Outside {
         say(property::COMMAND, &identity.command)?;
         say(property::CONTAINER, &identity.container)?;
         let mut objects = Objects::new(id, is_new);
+        objects.graphs.misses_launches = self.scope.is_by_stack();
         if let Some(before) = before {
             objects.graphs.go_on_from(before);
         }
@@ -316,8 +318,8 @@ impl Outside {
     }
 
     /// Learns whether calls were lost since the last time.
-    pub fn looked_for_losses(&mut self, were_calls_lost: bool) {
-        self.processes.values_mut().for_each(|process| process.objects.graphs.looked_for_losses(were_calls_lost));
+    pub fn looked_for_losses(&mut self, lost: LostCalls) {
+        self.processes.values_mut().for_each(|process| process.objects.graphs.looked_for_losses(lost));
     }
 
     /// Ends all processes.
@@ -504,11 +506,16 @@ impl Outside {
         let Some(process) = self.processes.get_mut(&upper(call.pid_tid)) else { return Ok(()) };
         process.calls += 1;
         let key = Key::new(call.time_ns, call.cpu, function.meaning.table());
+        // What is captured becomes part of a graph, whoever launches that.
+        let may_be_captured = process.objects.graphs.captures.are_under_way();
         if self.scope.is_by_stack()
+            && !may_be_captured
             && scope::is_of_launch(function.meaning)
             && (call.stack == 0 || process.stacks.is_left_out(call.stack))
         {
             self.out_of_scope[index] += 1;
+            // It may have had a stack that would be in the scope.
+            process.stackless += u64::from(call.stack == 0 && !process.stacks.has_layout());
             if function.meaning.is_event() {
                 self.account.settle(key, Fate::LeftOut);
             }
@@ -528,6 +535,8 @@ impl Outside {
                 process.stackless += u64::from(!process.stacks.has_layout() && function.meaning.is_event());
                 0
             }
+            // Counted where it could not be read.
+            STACK_UNREADABLE => 0,
             STACK_LEFT_OUT => {
                 self.gaps.stacks_left_out += 1;
                 stacks::left_out(&mut self.stack_left_out, sink)?
@@ -551,8 +560,8 @@ impl Outside {
         };
         let mut open = within.open(arguments, sink)?;
         let is_left_out = match &within.left_out {
-            Some(shapes) => scope::keep_only(&mut open, |launch| !shapes.contains(&launch.shape)),
-            None => false,
+            Some(shapes) if !may_be_captured => scope::keep_only(&mut open, |launch| !shapes.contains(&launch.shape)),
+            _ => false,
         };
         if is_left_out {
             self.out_of_scope[index] += 1;

@@ -1,6 +1,6 @@
 //! CPU samples as events: where a thread was when a processor's clock ticked.
 
-use ktape_ebpf::wire::Sample;
+use ktape_ebpf::wire::{STACK_UNREADABLE, Sample};
 use ktape_format::Sink;
 use ktape_format::event::CpuSample;
 use ktape_format::table::Row as _;
@@ -41,6 +41,8 @@ impl Outside {
                 process.stackless_samples += u64::from(!process.stacks.has_layout());
                 0
             }
+            // Counted where it could not be read.
+            STACK_UNREADABLE => 0,
             hash => process.stacks.id(hash).unwrap_or_else(|| {
                 self.samples.unknown_stacks += 1;
                 0

@@ -22,6 +22,7 @@ fn worker(directory: &Path) -> Worker {
         ended: u64::MAX,
         kept: Kept::default(),
         waiting: Arc::default(),
+        is_room_asked: Arc::default(),
     }
 }
 
@@ -125,4 +126,31 @@ fn a_month_of_rollups_is_a_few_megabytes_and_exact() {
     let ranges: Vec<(u64, u64)> = recording.segments.iter().map(|segment| segment.name.segments).collect();
     assert_eq!(ranges, [(1, 144 * DAYS), (144 * DAYS + 1, 144 * DAYS + 1)]);
     println!("one rollup: {} bytes", std::fs::metadata(recording.segments[0].rollup.as_ref().unwrap()).unwrap().len());
+}
+
+#[test]
+fn a_segment_that_cannot_be_read_costs_no_other() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut worker = worker(folder.path());
+    (worker.options.keep_bytes, worker.options.keep_age) = (Some(1 << 40), Some(Duration::from_secs(1 << 20)));
+    let name = |number| Name { recording: "node".to_owned(), begin_s: begin_s(number), segments: (number, number) };
+    for number in [1, 3] {
+        let file = worker.folder.create(&name(number).tape()).unwrap();
+        let mut tape = TapeWriter::new(file, &TapeOptions::batch("test")).unwrap();
+        tape.event(Launch { start_ns: 5, ..Launch::default() }).unwrap();
+        tape.finish().unwrap();
+    }
+    // As a power loss may leave it.
+    std::fs::write(folder.path().join(name(2).tape()), "").unwrap();
+    worker.tidy();
+    let segments = worker.folder.list().unwrap().segments;
+    let left: Vec<_> = segments
+        .iter()
+        .map(|segment| (segment.name.segments.0, segment.tape.is_some(), segment.rollup.is_some()))
+        .collect();
+    assert_eq!(left, [(1, true, true), (2, true, false), (3, true, true)]);
+    let [trouble] = &worker.kept.troubles[..] else { panic!("{:?}", worker.kept.troubles) };
+    assert!(trouble.contains(&name(2).tape()) && trouble.contains("no rollup"), "{trouble}");
+    worker.tidy();
+    assert_eq!(worker.kept.troubles.len(), 1, "it is told once");
 }

@@ -200,11 +200,11 @@ fn parameters_that_could_not_be_read_are_an_unknown_node() {
 fn what_was_captured_while_calls_were_lost_is_partly_unknown() {
     let mut recording = Recording::new(true);
     recording.capture(0x10, &[1]);
-    recording.outside.looked_for_losses(false);
+    recording.outside.looked_for_losses(LostCalls::None);
     recording.capture(0x11, &[2]);
     recording.call("cuStreamBeginCapture_v2", &[0x77, 0], &[], 0, 0);
     recording.launch(3, 0x77);
-    recording.outside.looked_for_losses(true);
+    recording.outside.looked_for_losses(LostCalls::Some);
     recording.call("cuStreamEndCapture", &[0x77, 0x1000], &[], 0x12, 0);
     assert_eq!(recording.run(0x10, 0x20), [(KERNEL, 1)]);
     assert_eq!(recording.run(0x11, 0x21), [(KERNEL, 2), UNKNOWN]);
