@@ -1,15 +1,13 @@
 //! `capture node`: records every process of the machine that calls CUDA, for as long as it runs.
 
-use std::fs::{self, File, OpenOptions};
+use std::fs;
 use std::io::{self, IsTerminal as _, Write as _};
-use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use anyhow::{Context as _, Result, anyhow};
-use rustix::fs::FlockOperation;
+use anyhow::{Context as _, Result};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 
 use self::settings::Settings;
@@ -54,8 +52,10 @@ pub(super) fn run(args: Args) -> Result<Outcome> {
     let folder = settings.output.clone().context("where to? -o DIR, or output in the configuration")?;
     privileges::demand()?;
     privileges::give_up_the_rest()?;
-    // Held until the end.
-    let _lock = lock(&folder)?;
+    // Only what leads to it: whose it is, and whether another recorder has it, is looked at when it is opened.
+    if let Some(parent) = folder.parent() {
+        fs::create_dir_all(parent).with_context(|| format!("cannot record into {}", folder.display()))?;
+    }
     let signals = Signals::listen()?;
     let mut session = Session::begin(Options {
         output: folder.clone(),
@@ -136,21 +136,6 @@ impl Signals {
     }
 }
 
-/// Makes the folder if it is not there, and sees to it that nobody else records into it as long as the file is open.
-fn lock(folder: &Path) -> Result<File> {
-    let at = || format!("cannot record into {}", folder.display());
-    fs::DirBuilder::new().recursive(true).mode(0o700).create(folder).with_context(at)?;
-    let nofollow = rustix::fs::OFlags::NOFOLLOW.bits() as i32;
-    let mut options = OpenOptions::new();
-    options.write(true).create(true).truncate(false).mode(0o600).custom_flags(nofollow);
-    let file = options.open(folder.join(".lock")).with_context(at)?;
-    match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
-        Ok(()) => Ok(file),
-        Err(rustix::io::Errno::WOULDBLOCK) => Err(anyhow!("another recorder has it")).with_context(at),
-        Err(error) => Err(error).with_context(at),
-    }
-}
-
 fn say(quiet: bool, what: &str) {
     if !quiet {
         // A closed stderr leaves nobody to tell.
@@ -171,25 +156,5 @@ fn show_progress(quiet: bool) -> impl FnMut(Progress) {
             let hours = elapsed.as_secs_f64() / 3600.0;
             say(false, &format!("{hours:.1} h: {processes} processes, {events} events, {lost} lost"));
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_folder_has_one_recorder() {
-        let folder = tempfile::tempdir().expect("a folder");
-        let inside = folder.path().join("a/b");
-        let first = lock(&inside).expect("nobody has it");
-        let error = format!("{:#}", lock(&inside).expect_err("it is taken"));
-        assert!(error.contains("another recorder"), "{error}");
-        drop(first);
-        let again = lock(&inside).expect("it was given back");
-        drop(again);
-        fs::remove_file(inside.join(".lock")).expect("it is there");
-        std::os::unix::fs::symlink("/tmp/elsewhere", inside.join(".lock")).expect("a link");
-        assert!(lock(&inside).is_err(), "a link is not followed");
     }
 }
