@@ -10,13 +10,16 @@ use clap::ValueEnum as _;
 use ktape_analyze::export::flamegraph::svg::{self, Caption};
 use ktape_analyze::export::flamegraph::{By, Shape, Tree, folded};
 use ktape_analyze::import;
+use ktape_analyze::tables::KnownTables;
 use ktape_analyze::timeline::Timeline;
 use ktape_analyze::timeline::weights::{GraphStacks, Value, weigh};
 use ktape_format::definition::{
     self, Context, Device, Frame, Function, Graph, KernelName, Process, Stack, Stream, Thread, frame_kind, node_kind,
     property,
 };
-use ktape_format::event::{Api, Event, GraphLaunch, Kernel, Launch, Loss, Memcpy, Memset, Sync, copy_kind, timing};
+use ktape_format::event::{
+    Api, Event, GraphLaunch, Kernel, Launch, Loss, Memcpy, Memset, Rollup, Sync, copy_kind, timing,
+};
 use ktape_format::table::DefinitionKind;
 use ktape_format::{Options, Sink, Table, TapeWriter};
 use proptest::prelude::{Just, any, prop, prop_assert, prop_assert_eq, prop_oneof, proptest};
@@ -572,8 +575,30 @@ fn real_traces_sum_to_an_independent_count() {
     assert!(traces >= 9, "{traces} traces");
 }
 
+/// What rollups have of a value, by the tables that their rows speak of.
+fn rolled_up(timeline: &Timeline, value: Value) -> u128 {
+    const CALLS: [&str; 6] = ["launch", "graph_launch", "api", "sync", "event_record", "event_wait"];
+    let (kinds, column): (&[&str], fn(&Rollup) -> u64) = match value {
+        Value::Gpu => (&["kernel", "memcpy", "memset"], |row| row.sum_ns),
+        Value::Copies => (&["memcpy", "memset"], |row| row.sum_ns),
+        Value::Bytes => (&["memcpy"], |row| row.bytes),
+        Value::Cpu => (&["cpu_sample"], |row| row.sum_ns),
+        Value::Samples => (&["cpu_sample"], |row| row.count),
+        Value::Sync => (&["sync"], |row| row.sum_ns),
+        Value::Launches => (&CALLS[..2], |row| row.count),
+        Value::Api => (&CALLS, |row| row.sum_ns),
+    };
+    let known = KnownTables::new();
+    let rows = timeline.events.rollup.rows().filter(|row| kinds.contains(&known.name(row.kind).as_str()));
+    rows.map(|row| u128::from(column(&row))).sum()
+}
+
 /// What a value adds up, counted without stacks.
 fn sum_of(timeline: &Timeline, value: Value) -> u128 {
+    rolled_up(timeline, value) + sum_of_events(timeline, value)
+}
+
+fn sum_of_events(timeline: &Timeline, value: Value) -> u128 {
     let events = &timeline.events;
     let sum = |values: &[u64]| values.iter().map(|&value| u128::from(value)).sum::<u128>();
     // An operation cannot end after the end of time, whatever its row says.

@@ -131,6 +131,8 @@ fn handles_of_modules_from_before_have_the_names_that_the_drivers_objects_have()
     let mut target = Target::start(&scene, &python, &LAUNCH_MODULE.replace("ASKED", "6"));
     let recorder = scene.attach(&target, "late.ktape");
     target.go_on_until(300);
+    // The objects are read while they are there, and the recorder looks every 20 ms.
+    std::thread::sleep(std::time::Duration::from_millis(300));
     target.end();
     let said = recorder.wait_for(0);
     assert!(scene.compare_middle("late.ktape", EXACT) >= 280);

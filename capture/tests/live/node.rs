@@ -418,7 +418,8 @@ fn functions_that_are_not_asked_for_get_no_probes() {
     assert!(found.iter().any(|timed| &*timed.call.kernel == "gemm"));
     assert_eq!((contents.events.alloc.len(), contents.events.memcpy.len()), (0, 0));
     assert!(contents.events.sync.len() >= 3);
-    assert!(summary["probes"].as_u64().expect("a number") < 300, "{summary}");
+    // Of all functions it would be 600 and more.
+    assert!(summary["probes"].as_u64().expect("a number") < 400, "{summary}");
 }
 
 #[test]
