@@ -16,7 +16,6 @@ use ktape_format::table::Row as _;
 
 use super::collectives::COLLECTIVES;
 use super::graphs::{GRAPHS, GraphCall};
-use super::groups::Group;
 
 /// Position of an argument, from 0. Six and more are on the stack.
 pub type Argument = u8;
@@ -482,6 +481,18 @@ impl Meaning {
         }
     }
 
+    /// Whether a call launches a kernel or a graph.
+    pub fn is_launch(self) -> bool {
+        matches!(
+            self,
+            Meaning::Launch
+                | Meaning::LaunchConfig
+                | Meaning::LaunchMulti
+                | Meaning::LaunchGrid { .. }
+                | Meaning::GraphLaunch
+        )
+    }
+
     /// Whether a call becomes an event, so that its stack is wanted.
     pub fn is_event(self) -> bool {
         !matches!(
@@ -523,9 +534,7 @@ impl Meaning {
 
     /// What the eBPF program is to keep of a call.
     pub fn plan(self) -> Plan {
-        let is_launch =
-            self.group() == Some(Group::Launch) && !matches!(self, Meaning::GraphInstantiate | Meaning::Graph(_));
-        let stack = match (is_launch, self.is_event()) {
+        let stack = match (self.is_launch(), self.is_event()) {
             (true, _) => wire::stack_use::EVENT | wire::stack_use::LAUNCH,
             (false, is_event) => is_event.into(),
         };

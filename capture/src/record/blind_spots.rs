@@ -136,18 +136,8 @@ impl Session {
         let mut spots: Vec<BlindSpot> =
             self.noted.counts.iter().map(|((kind, what), &count)| spot(*kind, count, what)).collect();
         let counters = self.kernel.counters()?;
-        let is_launch = |meaning| {
-            matches!(
-                meaning,
-                Meaning::Launch
-                    | Meaning::LaunchConfig
-                    | Meaning::LaunchMulti
-                    | Meaning::LaunchGrid { .. }
-                    | Meaning::GraphLaunch
-            )
-        };
         let functions = || self.functions.iter().zip(&counters).zip(&self.hooked).filter(|(_, hooked)| **hooked);
-        let launches = functions().filter(|((function, _), _)| is_launch(function.meaning));
+        let launches = functions().filter(|((function, _), _)| function.meaning.is_launch());
         let (hooked, launched) =
             launches.fold((0, 0), |(hooked, launched), ((_, counters), _)| (hooked + 1, launched + counters.calls));
         // Setting up is not enough to expect launches; copies and waits are.

@@ -51,15 +51,7 @@ impl LaunchScope {
 
 /// Whether calls of this meaning are launches, or are only there to explain one.
 pub(super) fn is_of_launch(meaning: Meaning) -> bool {
-    matches!(
-        meaning,
-        Meaning::Launch
-            | Meaning::LaunchConfig
-            | Meaning::LaunchMulti
-            | Meaning::LaunchGrid { .. }
-            | Meaning::GraphLaunch
-            | Meaning::RuntimeLaunch
-    )
+    meaning.is_launch() || meaning == Meaning::RuntimeLaunch
 }
 
 /// Takes out of a call the launches that are not wanted. True if nothing is left of it.
