@@ -11,7 +11,8 @@ use ktape_format::event::{Api, allocator};
 use ktape_format::table::DefinitionKind;
 use rustc_hash::{FxHashMap, FxHashSet};
 
-use super::calls::{Arguments, Configuration, Open, Within};
+use super::arguments::Arguments;
+use super::calls::{Configuration, Open, Within};
 use super::copies::Asked;
 use super::graphs::{Body, Change, Child, Node, Nodes};
 use super::objects::Objects;

@@ -7,7 +7,8 @@ use ktape_format::Sink;
 use ktape_format::event::Api;
 use serde_json::{Map, Value, json};
 
-use super::calls::{Arguments, Within};
+use super::arguments::Arguments;
+use super::calls::Within;
 use super::objects::Objects;
 use crate::probes::collectives::{REDUCTIONS, TYPES};
 use crate::probes::functions::Collective;

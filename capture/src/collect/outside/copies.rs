@@ -10,7 +10,8 @@ use ktape_ebpf::wire::LIST_BYTES;
 use ktape_format::Sink;
 use ktape_format::event::{Api, Memcpy, Memset, copy_kind, memory_kind, timing};
 
-use super::calls::{Arguments, Open, Within};
+use super::arguments::Arguments;
+use super::calls::{Open, Within};
 use super::objects::Objects;
 use crate::probes::functions::{Argument, CopyShape};
 
