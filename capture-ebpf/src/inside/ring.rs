@@ -368,11 +368,10 @@ mod tests {
         unsafe {
             assert_eq!(Reader::new(memory, 100).unwrap_err(), Unreadable::NoRing);
             assert_eq!(Reader::new(memory, 5000).unwrap_err(), Unreadable::NoRing);
-            let writer = Writer::begin(memory, DATA, (1, 2), 3);
+            Writer::begin(memory, DATA, (1, 2), 3);
             assert_eq!(Reader::new(memory, HEADER_BYTES + 100).unwrap_err(), Unreadable::Broken);
             memory.add(8).cast::<u32>().write(99);
             assert_eq!(Reader::new(memory, HEADER_BYTES + DATA as usize).unwrap_err(), Unreadable::OtherLayout(99));
-            drop(writer);
         }
     }
 }
