@@ -5,7 +5,9 @@
 //! recording, or the parts of many tapes, cost what their rows need, and a reference costs one look.
 
 use crate::Sink;
-use crate::definition::{Definition, DefinitionVisitor, Definitions, GraphNode, Property, subject, visit_definitions};
+use crate::definition::{
+    Definition, DefinitionVisitor, Definitions, GraphNode, Property, property, subject, visit_definitions,
+};
 use crate::event::Event;
 use crate::table::{DefinitionKind, Row, Table as _};
 use rustc_hash::FxHashMap;
@@ -279,6 +281,15 @@ impl OfTape<'_> {
             nodes.entry(graph).or_default().push(row);
         }
         OfTape { definitions, said, nodes }
+    }
+
+    /// The kernels whose names were learned after they were defined. Whoever makes one of several tapes carries these too: what
+    /// refers to them may be on another of the tapes.
+    pub fn renamed_kernels(&self) -> impl Iterator<Item = u32> {
+        let is_name = |said: &Property| {
+            said.subject_kind == DefinitionKind::Kernel as u16 && self.definitions.string(said.key) == property::NAME
+        };
+        self.definitions.properties.rows().filter(is_name).map(|said| said.subject)
     }
 }
 

@@ -87,8 +87,9 @@ pub fn run(args: &Args) -> Result<Outcome> {
     if args.output.is_some() && args.output == args.speedscope {
         return Err(output::Refused("--output and --speedscope name the same file; give them two".to_owned()).into());
     }
-    let loaded = match recording::is_recording(&args.input) {
-        true => recording::load(&args.input, &args.selection, &args.symbols)?,
+    let as_totals = args.selection.is_everything() && recording::is_recording(&args.input);
+    let loaded = match as_totals {
+        true => recording::load_totals(&args.input, &args.symbols)?,
         false => load(&args.input, &args.selection, &args.symbols)?,
     };
     // Standard output may be the product. A closed stderr leaves nobody to tell.
