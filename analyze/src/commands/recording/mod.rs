@@ -162,3 +162,68 @@ pub fn print_parts(out: &mut impl Write, parts: &[Part]) -> io::Result<()> {
 pub(super) fn numbered((first, last): (u64, u64)) -> String {
     if first == last { format!("segment {first}") } else { format!("segments {first} to {last}") }
 }
+
+#[cfg(test)]
+mod tests {
+    use ktape_format::event::Launch;
+    use ktape_format::recording::Name;
+    use ktape_format::{Options, Sink as _, TapeWriter};
+
+    use super::*;
+
+    /// A tape with so many launches.
+    fn write(path: &Path, launches: u64) {
+        let mut tape = TapeWriter::create(path, &Options::batch("test")).unwrap();
+        (0..launches).for_each(|_| tape.event(Launch::default()).unwrap());
+        tape.finish().unwrap();
+    }
+
+    fn name(segments: (u64, u64)) -> Name {
+        Name { recording: "r".to_owned(), begin_s: 0, segments }
+    }
+
+    /// Three segments of 1, 10 and 100 rows, whose rollups have as many here. `at` is done when the first of them has been read.
+    fn read_while(at: impl Fn(&Path)) -> (u64, u32, Vec<Unread>) {
+        let folder = tempfile::tempdir().unwrap();
+        let file = |name: String| folder.path().join(name);
+        for (number, rows) in [(1, 1), (2, 10), (3, 100)] {
+            write(&file(name((number, number)).tape()), rows);
+            write(&file(name((number, number)).rollup()), rows);
+        }
+        let mut readings = 0;
+        let mut done = false;
+        let read = read(folder.path(), u64::default, |rows, _, tape, _| {
+            *rows += tape.blocks().iter().map(|block| block.rows).sum::<u64>();
+            readings += 1;
+            if !std::mem::replace(&mut done, true) {
+                at(folder.path());
+            }
+            Ok(None)
+        });
+        let read = read.unwrap();
+        (read.all, readings, read.unread)
+    }
+
+    #[test]
+    fn what_retention_deletes_meanwhile_is_read_once_and_not_told() {
+        let delete = |folder: &Path, name: String| std::fs::remove_file(folder.join(name)).unwrap();
+        assert_eq!(read_while(|_| ()), (111, 3, vec![]));
+        assert_eq!(read_while(|folder| delete(folder, name((2, 2)).tape())), (111, 3, vec![]));
+        // The rollups of the first two become one: what has been read of them is forgotten.
+        let roll_up = |folder: &Path| {
+            write(&folder.join(name((1, 2)).rollup()), 11);
+            for number in 1..=2 {
+                delete(folder, name((number, number)).tape());
+                delete(folder, name((number, number)).rollup());
+            }
+        };
+        assert_eq!(read_while(roll_up), (111, 3, vec![]));
+    }
+
+    #[test]
+    fn what_cannot_be_read_is_told_and_its_rollup_read() {
+        let (rows, _, unread) =
+            read_while(|folder| std::fs::write(folder.join(name((3, 3)).tape()), "no tape").unwrap());
+        assert_eq!((rows, unread.len(), unread[0].is_whole_file), (111, 1, true));
+    }
+}
