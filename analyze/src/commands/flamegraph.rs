@@ -33,7 +33,7 @@ stands under [launch not recorded]. Work that overlaps on several streams counts
 #[derive(clap::Args, Debug)]
 #[command(after_help = EXAMPLES)]
 pub struct Args {
-    /// A tape, a PyTorch profiler trace, or a report that Nsight Systems exported to SQLite
+    /// A tape, a recording (a directory of segments), a PyTorch profiler trace, or a report that Nsight Systems exported to SQLite
     #[arg(value_name = "TRACE")]
     input: PathBuf,
     /// Where to write the SVG, or with --folded the text; `-` is standard output, the default of --folded

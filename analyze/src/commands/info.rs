@@ -38,7 +38,7 @@ Examples:
 Busy is the time in which at least one kernel, copy or memset ran: what overlaps counts once. A recording without \
 device times has no such figure; of it info says who launched, waited, copied and did not free.")]
 pub struct Args {
-    /// A tape, a PyTorch profiler trace, or a report that Nsight Systems exported to SQLite
+    /// A tape, a recording (a directory of segments), a PyTorch profiler trace, or a report that Nsight Systems exported to SQLite
     #[arg(value_name = "TRACE")]
     trace: PathBuf,
     /// List every kernel with its calls and its total time, longest first; without device times with its launches

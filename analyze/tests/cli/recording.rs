@@ -178,7 +178,7 @@ fn what_is_left_only_as_totals_is_said_where_events_are_asked_for() {
     let dumped = analyze(["dump", directory]);
     assert_eq!((dumped.status.code(), lines(&dumped).len()), (Some(0), 220));
     let said = String::from_utf8_lossy(&dumped.stderr);
-    assert!(said.contains("only totals are left of segment 1, segment 2: their events are not in this"), "{said}");
+    assert!(said.contains("only totals are left of segments 1 to 2: their events are not in this"), "{said}");
     for number in 3..=4 {
         std::fs::remove_file(folder.path().join(name((number, number)).tape())).unwrap();
     }

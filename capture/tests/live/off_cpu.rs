@@ -4,7 +4,7 @@ use std::path::Path;
 
 use ktape_format::definition::{Process, Thread};
 use ktape_format::event::{Event as _, OffCpu, off_cpu_reason};
-use ktape_format::{Table as _, Tape, Wanted};
+use ktape_format::{Row as _, Table as _, Tape, Wanted};
 use serde_json::Value;
 
 use crate::processes::{Running, Scene, Target, pythons};
@@ -226,15 +226,7 @@ os._exit(0)";
             &python,
         ]);
         run.env("PROGRAM", switches).env("DONE", &done);
-        let mut recorder = Running::start(run);
-        recorder.pause();
-        recorder.say("go");
-        while !Path::new(&done).exists() {
-            std::thread::sleep(std::time::Duration::from_millis(10));
-        }
-        recorder.go_on();
-        recorder.say("go");
-        let (code, summary) = recorder.wait();
+        let (code, summary) = Running::stalled(run, &done);
         let stretches = &summary["off_cpu"];
         let of = |key: &str| number(&stretches[key]);
         assert!(of("lost") > 10_000, "{summary}");

@@ -5,11 +5,11 @@ use std::path::Path;
 
 use ktape_format::definition::{property, subject};
 use ktape_format::event::{Event, OffCpu, Tally};
-use ktape_format::{Contents, Table as _, Tape, Wanted};
+use ktape_format::{Contents, Row as _, Table as _, Tape, Wanted};
 use serde_json::Value;
 
 use crate::exact;
-use crate::processes::{self, Scene, Target, pythons, with_driver};
+use crate::processes::{self, Recorder, Scene, Target, pythons, with_driver};
 
 /// A program that maps the driver, and computes for as many seconds as its argument says.
 const SILENT: &str = r#"
@@ -136,15 +136,7 @@ fn all_that_was_seen_is_on_the_tape_by_processor_kind_and_interval() {
 fn what_an_overloaded_recorder_loses_is_in_the_account_of_its_interval() {
     for python in pythons() {
         let Some(scene) = Scene::new("account of losses") else { return };
-        let mut target = Target::start(&scene, &python, processes::LAUNCHES);
-        let recorder = scene.attach_with(&target, "holes.ktape", &["--buffer", "1"]);
-        target.go_on_until(100);
-        recorder.pause();
-        target.go_on_until(20_000);
-        recorder.go_on();
-        target.go_on_until(20_100);
-        target.end();
-        recorder.wait_for(3);
+        Recorder::stalled(&scene, &python, "holes.ktape");
         let path = scene.path("holes.ktape");
         let account = account(&contents(Path::new(&path)));
         assert_eq!(account.seen, account.written + account.lost);

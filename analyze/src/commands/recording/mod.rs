@@ -72,8 +72,17 @@ pub(super) fn is_gone(error: &TapeError) -> bool {
 struct Read<T> {
     all: T,
     unread: Vec<Unread>,
-    /// The segments that were read as totals only: numbers of the first and the last of each.
+    /// The segments that were read as totals only: numbers of the first and the last of each stretch of them.
     only_totals: Vec<(u64, u64)>,
+}
+
+impl<T> Read<T> {
+    fn add_only_totals(&mut self, (first, last): (u64, u64)) {
+        match self.only_totals.last_mut() {
+            Some(stretch) if stretch.1.checked_add(1) == Some(first) => stretch.1 = last,
+            _ => self.only_totals.push((first, last)),
+        }
+    }
 }
 
 /// Reads what counts of each segment, in order: its tape, or its rollup where there is none, or none that can be read. `take` gets
@@ -101,7 +110,9 @@ fn read<T>(
                     Ok(part) => {
                         (files_read, is_there) = (files_read + 1, true);
                         read.unread.extend(part);
-                        read.only_totals.extend((!has_events).then_some(segment.name.segments));
+                        if !has_events {
+                            read.add_only_totals(segment.name.segments);
+                        }
                         break;
                     }
                     Err(error) if is_gone(&error) => {}
