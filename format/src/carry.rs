@@ -243,6 +243,14 @@ impl<K: Known, S: Sink> DefinitionVisitor for One<'_, K, S> {
                 }
             })
         });
+        if T::KIND == DefinitionKind::Graph as u16 {
+            // A graph that is a node of this one comes before it, as wherever graphs are defined: readers rely on it.
+            for child in self.known.nodes_of(self.id).map(|node| node.child) {
+                if child != 0 && self.carrier.entry(T::KIND, child).0 != child {
+                    self.carrier.work.push((T::KIND, child));
+                }
+            }
+        }
         if self.carrier.work.len() == waiting {
             let there = self.sink.define(row)?;
             self.carrier.set(self.kind, self.id, (self.id, there));
@@ -357,5 +365,13 @@ mod tests {
         assert_eq!(nodes.len(), 2);
         assert_eq!((nodes[0].child, nodes[1].child), (nodes[1].graph, nodes[0].graph));
         assert_eq!(there.definitions.get::<Shape>(nodes[1].shape).unwrap().grid_x, 5);
+        // Where none is in the other in turn, the one within comes first.
+        let Ok(whole) = memory.define(Graph { native: 4, ..Graph::default() });
+        let Ok(_) = memory.define(GraphNode { graph: whole, child: other, ..GraphNode::default() });
+        let known = OfTape::new(&memory.definitions);
+        let (mut carrier, mut there) = (Carrier::default(), Memory::default());
+        let Ok(()) = carrier.event(GraphLaunch { graph: whole, ..GraphLaunch::default() }, &known, &mut there);
+        let of = |native: u64| 1 + there.definitions.graphs.native.iter().position(|known| *known == native).unwrap();
+        assert_eq!((of(3), of(4), there.events.graph_launch.graph[0]), (1, 2, 2));
     }
 }

@@ -30,7 +30,8 @@ fn recording(directory: &Path) {
                 let text = tape.string(&format!("kernel {}", index % 2)).unwrap();
                 let kernel = tape.define(KernelName { name: text, module: 0 }).unwrap();
                 let shape = tape.define(Shape { kernel, ..Shape::default() }).unwrap();
-                tape.event(Launch { start_ns, thread, shape, stack, function, ..Launch::default() }).unwrap();
+                let launch = Launch { start_ns, duration_ns: 7, thread, shape, stack, function, ..Launch::default() };
+                tape.event(launch).unwrap();
             } else {
                 let duration_ns = 500 * number;
                 tape.event(Sync { start_ns, duration_ns, thread, stack, function, ..Sync::default() }).unwrap();
@@ -261,7 +262,8 @@ fn a_kernel_has_the_name_that_was_learned_last_in_all_segments() {
     assert!(analyze(["perfetto", directory, "-o", trace.to_str().unwrap()]).status.success());
     let trace = std::fs::read(&trace).unwrap();
     let trace = String::from_utf8_lossy(&trace);
-    assert!(trace.contains("gemm") && !trace.contains("unknown kernel"));
+    assert!(trace.contains("gemm"), "{trace}");
+    assert!(!trace.contains("unknown kernel"), "{trace}");
     // Whatever is left of them.
     for number in 1..=2 {
         assert_eq!(kernel_names(folder.path()), names);
