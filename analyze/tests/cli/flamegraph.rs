@@ -592,14 +592,14 @@ fn rolled_up(timeline: &Timeline, value: Value) -> u128 {
     let rows = timeline.events.rollup.rows().filter(|row| kinds.contains(&known.name(row.kind).as_str()));
     let graphs = timeline.events.rollup.rows().filter(|row| known.name(row.kind) == CALLS[1]).map(|row| {
         let ran = if timeline.host_only { row.count.saturating_sub(row.failed) } else { 0 };
-        u128::from(ran) * weight_of(expanded(timeline, row.graph)) + u128::from(row.count - ran)
+        u128::from(ran) * weight_of_launch(expanded(timeline, row.graph)) + u128::from(row.count - ran)
     });
     let graphs = if value == Value::Launches { graphs.sum() } else { 0 };
     graphs + rows.map(|row| u128::from(column(&row))).sum::<u128>()
 }
 
 /// What a launch of a graph with so many kernels weighs: it stands for itself where not all is known, or none runs.
-fn weight_of((kernels, is_whole): (u128, bool)) -> u128 {
+fn weight_of_launch((kernels, is_whole): (u128, bool)) -> u128 {
     kernels + u128::from(kernels == 0 || !is_whole)
 }
 
@@ -628,7 +628,7 @@ fn sum_of_events(timeline: &Timeline, value: Value) -> u128 {
         Value::Sync => sum(&events.sync.duration_ns),
         Value::Launches => {
             let graphs = events.graph_launch.rows().map(|row| {
-                weight_of(match row.result {
+                weight_of_launch(match row.result {
                     0 if timeline.host_only => expanded(timeline, row.graph),
                     _ => (0, false),
                 })
