@@ -330,7 +330,8 @@ impl Scale<'_> {
     }
 
     fn add(&mut self, place: Place, weight: u64) -> Result<(), Overflow> {
-        self.done.events += 1;
+        // A strange rollup may have counted to the end already.
+        self.done.events = self.done.events.saturating_add(1);
         self.done.total = self.done.total.checked_add(weight).ok_or(Overflow)?;
         // No part of a sum that fits can overflow.
         *self.sums.entry(place).or_default() += weight;
