@@ -215,7 +215,9 @@ pub struct OffCpu {
     /// How much of that, at its end, it could have run.
     pub runnable_ns: u64,
     /// Why it left: see [`off`].
-    pub reason: u64,
+    pub reason: u32,
+    /// The processor that it came to, and on which this was counted.
+    pub end_cpu: u32,
 }
 
 /// A thread that is off its processor.
@@ -527,6 +529,9 @@ pub mod tally {
 
     /// The tape's table of CPU samples.
     pub const CPU_SAMPLE: u32 = 15;
+    /// The tape's table of time off the processor. A stretch belongs to the interval in which it ended: it may have begun hours
+    /// before, and until it ends there is nothing to be counted.
+    pub const OFF_CPU: u32 = 20;
 
     /// What one processor counted in one interval, and in those so many [`SLOTS`] before, by kind. Who copies it from the
     /// beginning to the end finds no more lost than seen, whatever is counted meanwhile.

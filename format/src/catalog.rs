@@ -12,8 +12,8 @@ use rustc_hash::FxHashMap;
 use crate::Sink;
 use crate::carry::{Carrier, Known, PLACE};
 use crate::definition::{
-    Context, Definition, DefinitionVisitor, Device, Graph, GraphNode, Property, Shelves, Stream, Thread, subject,
-    visit_definitions,
+    Context, Definition, DefinitionVisitor, Device, Graph, GraphNode, Property, Shelves, Stream, Thread, property,
+    subject, visit_definitions,
 };
 use crate::event::Event;
 use crate::table::{DefinitionKind, Refers, Row};
@@ -126,7 +126,8 @@ impl Catalog {
     }
 
     /// The id of a definition, here and not on any tape. Properties and nodes of graphs belong to what they are said of: they
-    /// have no id, and go at once onto a tape that has their subject.
+    /// have no id, and go at once onto a tape that has their subject. A kernel's name, which is only a property where it is learned
+    /// late, takes the kernel along.
     pub fn define<T: Definition, S: Sink>(&mut self, row: T, tape: &mut S) -> Result<u32, S::Error> {
         if let Some(said) = same::<T, Property>(&row) {
             let all = self.known.said.entry((said.subject_kind, said.subject)).or_default();
@@ -134,6 +135,13 @@ impl Catalog {
                 Some((_, value)) if *value == said.value => return Ok(0),
                 Some((_, value)) => *value = said.value,
                 None => all.push((said.key, said.value)),
+            }
+            let kernel = DefinitionKind::Kernel as u16;
+            let is_name = said.subject_kind == kernel && self.known.string(said.key) == Some(property::NAME);
+            if is_name && !self.carrier.has(kernel, said.subject) {
+                // Its launches may all be on tapes that have ended: who reads those looks for its name on this one too.
+                self.carrier.carry(kernel, said.subject, &self.known, tape)?;
+                return Ok(0);
             }
             self.carrier.say(said, &self.known, tape)?;
             return Ok(0);

@@ -33,7 +33,7 @@ stands under [launch not recorded]. Work that overlaps on several streams counts
 #[derive(clap::Args, Debug)]
 #[command(after_help = EXAMPLES)]
 pub struct Args {
-    /// A tape, a PyTorch profiler trace, or a report that Nsight Systems exported to SQLite
+    /// A tape, a recording (a directory of segments), a PyTorch profiler trace, or a report that Nsight Systems exported to SQLite
     #[arg(value_name = "TRACE")]
     input: PathBuf,
     /// Where to write the SVG, or with --folded the text; `-` is standard output, the default of --folded
@@ -87,8 +87,9 @@ pub fn run(args: &Args) -> Result<Outcome> {
     if args.output.is_some() && args.output == args.speedscope {
         return Err(output::Refused("--output and --speedscope name the same file; give them two".to_owned()).into());
     }
-    let loaded = match recording::is_recording(&args.input) {
-        true => recording::load(&args.input, &args.selection, &args.symbols)?,
+    let as_totals = args.selection.is_everything() && recording::is_recording(&args.input);
+    let loaded = match as_totals {
+        true => recording::load_totals(&args.input, &args.symbols)?,
         false => load(&args.input, &args.selection, &args.symbols)?,
     };
     // Standard output may be the product. A closed stderr leaves nobody to tell.

@@ -6,6 +6,7 @@
 //! ([`intervals::union_ns`]; a sum would count overlapping work twice). What of it cannot be right, [`audit`] says.
 
 pub mod audit;
+mod calls;
 pub mod cpu_side;
 pub(crate) mod graphs;
 pub mod host_side;

@@ -14,7 +14,7 @@ use ktape_format::event::{
 use ktape_format::{Row as _, Table};
 use rustc_hash::FxHashMap;
 
-use super::graphs::{Graphs, Ran};
+use super::graphs::{Graphs, Ran, ran_of};
 use super::{DeviceOpKind, OpClass, Timeline};
 
 /// What is added up.
@@ -195,6 +195,15 @@ impl Scale<'_> {
             let graph = if row.result == 0 && self.timeline.host_only { row.graph } else { 0 };
             *launches.entry((process, row.stream, row.stack, graph, row.function)).or_default() += 1;
         }
+        for row in self.timeline.rolled_up_graphs() {
+            let ran = if self.timeline.host_only { ran_of(row) } else { (0, row.count) };
+            for (graph, count) in
+                [ran, (0, row.count.saturating_sub(ran.1))].into_iter().filter(|(_, count)| *count > 0)
+            {
+                let sum = launches.entry((row.process, 0, row.stack, graph, row.function)).or_default();
+                *sum = sum.checked_add(count).ok_or(Overflow)?;
+            }
+        }
         let graphs = Graphs::new(self.timeline);
         let mut runs: FxHashMap<u32, Ran> = FxHashMap::default();
         for ((process, stream, stack, graph, function), count) in launches {
@@ -258,7 +267,8 @@ impl Scale<'_> {
             let is_call = is_launch || [Api::KIND, Sync::KIND, EventRecord::KIND, EventWait::KIND].contains(&row.kind);
             let is_copy = row.kind == Memcpy::KIND;
             let weight = match value {
-                Value::Launches if is_launch => row.count,
+                // Those of graphs are among the others': they run kernels.
+                Value::Launches if row.kind == Launch::KIND => row.count,
                 Value::Api if is_call => row.sum_ns,
                 Value::Sync if row.kind == Sync::KIND => row.sum_ns,
                 Value::Cpu if row.kind == CpuSample::KIND => row.sum_ns,
@@ -320,7 +330,8 @@ impl Scale<'_> {
     }
 
     fn add(&mut self, place: Place, weight: u64) -> Result<(), Overflow> {
-        self.done.events += 1;
+        // A strange rollup may have counted to the end already.
+        self.done.events = self.done.events.saturating_add(1);
         self.done.total = self.done.total.checked_add(weight).ok_or(Overflow)?;
         // No part of a sum that fits can overflow.
         *self.sums.entry(place).or_default() += weight;

@@ -2,8 +2,9 @@
 //!
 //! The recorder's own account are the tape's `tally` rows: by processor, kind and interval how many calls its probes saw, how many
 //! of them it wrote and how many it lost. Here these are added up, and the rows of the tape are counted without them: a call
-//! belongs to the table of the row that names its function, and to the interval in which it began. So a row that went missing
-//! after it was written shows as well as a call that never became one.
+//! belongs to the table of the row that names its function, and to the interval in which it began; a stretch off the processor
+//! to that in which it ended, as only then it can be told. So a row that went missing after it was written shows as well as a call
+//! that never became one.
 //!
 //! An account is closed by a row of kind 0. Of a tape that was cut off the last intervals have none: there, what is on the tape is
 //! no less true, but nothing says that it is all.
@@ -14,8 +15,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::convert::Infallible;
 
 use ktape_format::event::{
-    Alloc, Api, CpuSample, Event, EventRecord, EventWait, Free, GraphLaunch, KindVisitor, Launch, Rollup, Sync, Tally,
-    visit_kinds,
+    Alloc, Api, CpuSample, Event, EventRecord, EventWait, Free, GraphLaunch, KindVisitor, Launch, OffCpu, Rollup, Sync,
+    Tally, visit_kinds,
 };
 use ktape_format::{Events, Row as _, Table as _, Tape, TapeError, Wanted};
 use serde::Serialize;
@@ -166,7 +167,7 @@ impl Counting {
 
     /// Counts the rows of a tape.
     pub(crate) fn count_tape(&mut self, tape: &Tape) {
-        let kinds = CALLS.into_iter().chain([Rollup::KIND, CpuSample::KIND]).collect();
+        let kinds = CALLS.into_iter().chain([Rollup::KIND, CpuSample::KIND, OffCpu::KIND]).collect();
         let wanted = Wanted { kinds, ..Wanted::default() };
         // As above.
         let _ = tape.scan::<TapeError>(&wanted, |_, part| {
@@ -348,8 +349,13 @@ impl KindVisitor for Count<'_> {
     fn visit<E: Event>(&mut self) -> Result<(), Infallible> {
         let table = E::table(self.events);
         let Some(mut rows) = self.counting.rows.remove(&E::KIND) else { return Ok(()) };
-        // Column 0 of an event is its start.
-        table.column_bits(0, 0..table.len(), &mut self.bits);
+        if E::KIND == OffCpu::KIND {
+            self.bits.clear();
+            self.bits.extend(table.rows().map(|row| row.end_ns() as u64));
+        } else {
+            // Column 0 of an event is its start.
+            table.column_bits(0, 0..table.len(), &mut self.bits);
+        }
         let launches = (E::KIND == Launch::KIND).then_some(&self.events.launch);
         for (row, &start_ns) in self.bits.iter().enumerate() {
             let start_ns = start_ns as i64;
@@ -503,6 +509,29 @@ mod tests {
             counting.count(&part);
         }
         assert!(counting.finish(false).unwrap().holds);
+    }
+
+    #[test]
+    fn a_stretch_off_the_processor_counts_where_it_ended() {
+        let mut events = Events::default();
+        // Of another hour, and one that ends with the interval and so belongs to the next.
+        for (start_ns, duration_ns) in [(-1_000_000, 1_001_500), (1000, 1000)] {
+            events.off_cpu.push(OffCpu { start_ns, duration_ns, ..OffCpu::default() });
+        }
+        let kind = OffCpu::KIND;
+        let told = |first, second| {
+            [
+                tally(1, 0, kind, [first; 3]),
+                tally(1, 0, 0, [0; 3]),
+                tally(2, 0, kind, [second, second, 0]),
+                tally(2, 0, 0, [0; 3]),
+            ]
+            .map(|row| Tally { lost: 0, ..row })
+        };
+        assert!(checked(&told(1, 1), &events, false).holds);
+        let result = checked(&told(2, 1), &events, false);
+        assert_eq!((result.missing, result.surplus), (1, 0));
+        assert_eq!(result.faults[0].what, "off_cpu: 1 were written and are not there, from 1000 ns on");
     }
 
     #[test]

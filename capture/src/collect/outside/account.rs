@@ -75,7 +75,7 @@ pub struct Settled {
     /// See [`Fate::LeftOut`].
     pub left_out: u64,
     /// Seen as another kind, and a row of this one: a launch into a stream that is captured is a call and no launch. Negative for the
-    /// kind that they were seen as.
+    /// kind that they were seen as. Or seen by the collector itself.
     pub came: i64,
 }
 
@@ -108,6 +108,11 @@ impl Account {
             Fate::LeftOut => settled.left_out += 1,
         }
         u64::from(fate != Fate::LeftOut)
+    }
+
+    /// Counts what no program counts, as the collector saw it itself. It is to be settled as all else.
+    pub(super) fn saw(&mut self, key: Key) {
+        self.settled.entry(key).or_default().came += 1;
     }
 
     pub(super) fn take(&mut self) -> impl Iterator<Item = (Key, Settled)> {
