@@ -29,7 +29,7 @@ pub const RING_SUFFIX: &str = ".ring";
 /// The first word of every file.
 pub const MAGIC: u64 = u64::from_le_bytes(*b"ktapeins");
 /// Raised with every change of what stands here: a library and a recorder of different layouts have nothing to say to each other.
-pub const LAYOUT: u32 = 1;
+pub const LAYOUT: u32 = 2;
 
 /// Where the device's times come from.
 pub mod device_time {

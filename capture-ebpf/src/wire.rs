@@ -98,7 +98,7 @@ pub mod stack_use {
 pub struct Call {
     /// See [`kind`].
     pub kind: u16,
-    /// The processor.
+    /// The processor; [`tally::NO_CPU`] where the process itself tells the call.
     pub cpu: u16,
     /// Index of the function's plan.
     pub function: u32,
@@ -527,6 +527,16 @@ pub mod tally {
 
     /// The tape's table of CPU samples.
     pub const CPU_SAMPLE: u32 = 15;
+    /// The tape's table of kernels.
+    pub const KERNEL: u32 = 4;
+    /// The tape's table of copies.
+    pub const MEMCPY: u32 = 5;
+    /// The tape's table of memsets.
+    pub const MEMSET: u32 = 6;
+
+    /// What stands for the processor of what a process itself has seen: one that is counted by whoever writes it, and not by where
+    /// that runs.
+    pub const NO_CPU: u16 = u16::MAX;
 
     /// What one processor counted in one interval, and in those so many [`SLOTS`] before, by kind. Who copies it from the
     /// beginning to the end finds no more lost than seen, whatever is counted meanwhile.
