@@ -254,6 +254,11 @@ impl Reader {
         unsafe { &*self.header }
     }
 
+    /// Whether all was read.
+    pub fn is_empty(&self) -> bool {
+        self.header().head.load(Ordering::Acquire) == self.tail
+    }
+
     /// What was counted in the slot of an interval. What was lost is read first, so that no more is lost than seen.
     pub fn slot(&self, interval: u64) -> tally::Slot {
         let slot = &self.header().slots[(interval % u64::from(SLOTS)) as usize];

@@ -1,0 +1,327 @@
+//! The rings of a directory: found, read in the order of time, and taken away when all is read.
+//!
+//! Each thread has a ring of its own, and what one of them makes (a stream, a module, a stack that is told once) others use. So
+//! records are taken in the order of their time, over all rings, up to the *horizon*: a time before the rings were looked into. Who
+//! uses what another thread has made does so after that thread's record was put, so up to the horizon nothing comes before what it
+//! refers to. A record without a time goes with the one before it; what the device did goes by when it was done.
+//!
+//! A ring is bytes from a stranger. One that says what cannot be is not read any further; one with records of another process, or of
+//! no kind, has those counted.
+
+use std::cmp::Reverse;
+use std::collections::BinaryHeap;
+use std::fs;
+use std::io;
+use std::mem::offset_of;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use ktape_ebpf::inside::ring::{HEADER_BYTES, Reader, Unreadable};
+use ktape_ebpf::inside::{Correlated, PROCESS_SUFFIX, RING_SUFFIX, Ran, RangeTold, Text, kind as inside};
+use ktape_ebpf::wire::tally::{KINDS, SLOTS, Slot};
+use ktape_ebpf::wire::{Call, Lifecycle, Plain as _, Return, Sample, kind};
+use rustc_hash::{FxHashMap, FxHashSet};
+
+use super::super::outside::pid_of;
+use super::mapping::Mapping;
+use super::pages::{self, Page};
+
+/// Files of a directory that are looked at, at most: threads of a process are rarely more than thousands.
+const MOST_FILES: usize = 1 << 16;
+/// Bytes of texts that are kept of a ring.
+const MOST_TEXT_BYTES: usize = 64 << 20;
+/// A ring's file is no longer than this.
+const MOST_BYTES: u64 = 1 << 30;
+
+/// What was found that is new.
+#[derive(Debug, Default)]
+pub struct Found {
+    /// Pages of processes.
+    pub pages: Vec<Page>,
+    /// What is wrong with files.
+    pub troubles: Vec<String>,
+}
+
+/// A record, as it is handed out.
+#[derive(Debug)]
+pub struct Record<'a> {
+    /// Its bytes.
+    pub bytes: &'a [u8],
+    /// Whether it tells what the device did.
+    pub is_of_device: bool,
+    texts: &'a FxHashMap<u32, Arc<str>>,
+}
+
+impl Record<'_> {
+    /// The text that the record refers to by this id.
+    pub fn text(&self, id: u32) -> Option<Arc<str>> {
+        self.texts.get(&id).cloned()
+    }
+}
+
+/// One thread's.
+#[derive(Debug)]
+struct Ring {
+    path: PathBuf,
+    pid: u32,
+    reader: Reader,
+    /// The record that comes next, if `has_front`.
+    front: Vec<u8>,
+    has_front: bool,
+    /// When that happened.
+    time_ns: u64,
+    texts: FxHashMap<u32, Arc<str>>,
+    text_bytes: usize,
+    is_broken: bool,
+    /// What the reader reads; unmapped after it.
+    _mapping: Mapping,
+}
+
+/// The rings.
+#[derive(Debug)]
+pub struct Rings {
+    folder: PathBuf,
+    rings: Vec<Ring>,
+    known: FxHashSet<PathBuf>,
+    /// What the rings counted that are gone.
+    gone: Vec<Slot>,
+    /// Records that are not what they should be.
+    strange: u64,
+}
+
+impl Rings {
+    /// Those of a directory.
+    pub fn new(folder: &Path) -> Rings {
+        Rings {
+            folder: folder.to_owned(),
+            rings: Vec::new(),
+            known: FxHashSet::default(),
+            gone: vec![Slot::default(); SLOTS as usize],
+            strange: 0,
+        }
+    }
+
+    /// Looks for new files. One that is not begun yet is looked at again.
+    ///
+    /// # Errors
+    ///
+    /// If the directory cannot be read.
+    pub fn look(&mut self) -> io::Result<Found> {
+        let mut found = Found::default();
+        for entry in fs::read_dir(&self.folder)?.take(2 * MOST_FILES) {
+            let path = entry?.path();
+            let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
+            let (is_page, is_ring) = (name.ends_with(PROCESS_SUFFIX), name.ends_with(RING_SUFFIX));
+            if !(is_page || is_ring) || self.known.contains(&path) {
+                continue;
+            }
+            if self.known.len() >= MOST_FILES {
+                found.troubles.push(format!("{}: too many files", self.folder.display()));
+                break;
+            }
+            let what = match is_page {
+                true => Page::open(&path).map(|page| page.map(|page| found.pages.push(page))),
+                false => Ring::open(&path).map(|ring| ring.map(|ring| self.rings.push(ring))),
+            };
+            match what {
+                Ok(None) => {}
+                Ok(Some(())) => drop(self.known.insert(path)),
+                Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+                Err(error) => {
+                    found.troubles.push(format!("{}: {error}", path.display()));
+                    self.known.insert(path);
+                }
+            }
+        }
+        Ok(found)
+    }
+
+    /// Hands out records in the order of their time, up to the horizon and at most so many. Returns how many.
+    ///
+    /// # Errors
+    ///
+    /// Those of `take`.
+    pub fn read<E>(
+        &mut self,
+        horizon_ns: u64,
+        most: usize,
+        mut take: impl FnMut(Record<'_>) -> Result<(), E>,
+    ) -> Result<usize, E> {
+        let mut next = BinaryHeap::new();
+        for (index, ring) in self.rings.iter_mut().enumerate() {
+            if ring.advance(horizon_ns, &mut self.strange) {
+                next.push(Reverse((ring.time_ns, index)));
+            }
+        }
+        let mut taken = 0;
+        while taken < most
+            && let Some(Reverse((time_ns, index))) = next.pop()
+        {
+            if time_ns > horizon_ns {
+                break;
+            }
+            let ring = &mut self.rings[index];
+            taken += 1;
+            ring.has_front = false;
+            let is_of_device = ring.is_of_device();
+            take(Record { bytes: &ring.front, is_of_device, texts: &ring.texts })?;
+            if ring.advance(horizon_ns, &mut self.strange) {
+                next.push(Reverse((ring.time_ns, index)));
+            }
+        }
+        Ok(taken)
+    }
+
+    /// Takes the files away of threads that ended, and of this process, of which all is read.
+    pub fn remove_read(&mut self, ended: Option<u32>) {
+        let gone = &mut self.gone;
+        let known = &mut self.known;
+        self.rings.retain_mut(|ring| {
+            let has_ended = ring.reader.header().ended.load(Ordering::Acquire) != 0 || ended == Some(ring.pid);
+            if !has_ended || (!ring.is_broken && (ring.has_front || !ring.reader.is_empty())) {
+                return true;
+            }
+            for (interval, slot) in gone.iter_mut().enumerate() {
+                add(slot, &ring.reader.slot(interval as u64));
+            }
+            // One that is gone already is what is wanted.
+            let _ = fs::remove_file(&ring.path);
+            known.remove(&ring.path);
+            false
+        });
+    }
+
+    /// What all rings have counted in the slot of an interval.
+    pub fn slot(&self, interval: u64) -> Slot {
+        let mut sum = self.gone[(interval % u64::from(SLOTS)) as usize];
+        self.rings.iter().for_each(|ring| add(&mut sum, &ring.reader.slot(interval)));
+        sum
+    }
+
+    /// What all rings have counted so far.
+    pub fn counted(&self) -> Slot {
+        let mut sum = Slot::default();
+        (0..u64::from(SLOTS)).for_each(|interval| add(&mut sum, &self.slot(interval)));
+        sum
+    }
+
+    /// Records that were not what they should be.
+    pub fn strange(&self) -> u64 {
+        self.strange
+    }
+
+    /// Whether there are any.
+    pub fn is_empty(&self) -> bool {
+        self.rings.is_empty()
+    }
+}
+
+fn add(sum: &mut Slot, slot: &Slot) {
+    for kind in 0..KINDS {
+        sum.seen[kind] = sum.seen[kind].wrapping_add(slot.seen[kind]);
+        sum.lost[kind] = sum.lost[kind].wrapping_add(slot.lost[kind]);
+    }
+}
+
+impl Ring {
+    fn open(path: &Path) -> io::Result<Option<Ring>> {
+        let file = pages::open(path)?;
+        let bytes = file.metadata()?.len();
+        if bytes > MOST_BYTES {
+            return Err(io::Error::other("too long for a ring"));
+        }
+        if bytes < HEADER_BYTES as u64 {
+            return Ok(None);
+        }
+        let mapping = Mapping::of(&file, bytes as usize)?;
+        // SAFETY: the mapping is as long as it says, and is kept with the reader.
+        let reader = match unsafe { Reader::new(mapping.memory(), mapping.length()) } {
+            Ok(reader) => reader,
+            Err(Unreadable::NoRing) => return Ok(None),
+            Err(error) => return Err(io::Error::other(format!("{error:?}"))),
+        };
+        Ok(Some(Ring {
+            path: path.to_owned(),
+            pid: reader.header().pid,
+            reader,
+            front: Vec::new(),
+            has_front: false,
+            time_ns: 0,
+            texts: FxHashMap::default(),
+            text_bytes: 0,
+            is_broken: false,
+            _mapping: mapping,
+        }))
+    }
+
+    /// Sees to it that there is a next record, if there can be one.
+    fn advance(&mut self, horizon_ns: u64, strange: &mut u64) -> bool {
+        while !self.has_front && !self.is_broken {
+            self.front.clear();
+            match self.reader.next(&mut self.front) {
+                Ok(false) => return false,
+                Err(_) => {
+                    *strange += 1;
+                    self.is_broken = true;
+                }
+                Ok(true) => self.has_front = self.look_at_front(horizon_ns, strange),
+            }
+        }
+        self.has_front
+    }
+
+    /// Whether the record at the front is one to hand out.
+    fn look_at_front(&mut self, horizon_ns: u64, strange: &mut u64) -> bool {
+        let Some(kind) = self.kind().filter(|kind| pid_of(*kind, &self.front) == Some(self.pid)) else {
+            *strange += 1;
+            return false;
+        };
+        if kind == inside::TEXT {
+            self.take_text(strange);
+            return false;
+        }
+        let at = match kind {
+            kind::CALL | kind::STACK_CALL | kind::MEMORY_CALL | kind::NAMED_CALL | kind::LISTS_CALL => {
+                offset_of!(Call, time_ns)
+            }
+            kind::RETURN => offset_of!(Return, time_ns),
+            kind::LIFECYCLE => offset_of!(Lifecycle, time_ns),
+            kind::SAMPLE => offset_of!(Sample, time_ns),
+            inside::CORRELATED => offset_of!(Correlated, time_ns),
+            inside::RANGE => offset_of!(RangeTold, time_ns),
+            inside::KERNEL_RAN | inside::COPY_RAN | inside::SET_RAN => offset_of!(Ran, end_ns),
+            _ => return true,
+        };
+        let Some(word) = self.front.get(at..).and_then(|rest| rest.first_chunk::<8>()) else {
+            *strange += 1;
+            return false;
+        };
+        let time_ns = u64::from_ne_bytes(*word);
+        // What was done was done before it was told.
+        self.time_ns = if self.is_of_device() { time_ns.min(horizon_ns) } else { time_ns };
+        true
+    }
+
+    fn take_text(&mut self, strange: &mut u64) {
+        let text = Text::read(&self.front);
+        let bytes =
+            text.and_then(|text| Some((text.id, self.front.get(size_of::<Text>()..)?.get(..text.bytes as usize)?)));
+        match bytes.filter(|(_, bytes)| self.text_bytes + bytes.len() <= MOST_TEXT_BYTES) {
+            Some((id, bytes)) => {
+                self.text_bytes += bytes.len();
+                self.texts.insert(id, String::from_utf8_lossy(bytes).into());
+            }
+            None => *strange += 1,
+        }
+    }
+
+    /// A record's kind: two bytes, or four where the two behind are zeros.
+    fn kind(&self) -> Option<u32> {
+        self.front.first_chunk::<2>().map(|kind| u16::from_ne_bytes(*kind).into())
+    }
+
+    fn is_of_device(&self) -> bool {
+        matches!(self.kind(), Some(inside::KERNEL_RAN | inside::COPY_RAN | inside::SET_RAN))
+    }
+}
