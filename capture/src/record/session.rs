@@ -279,7 +279,7 @@ impl Session {
         let sampled = self.kernel.sample_counters()?;
         self.look_at_cost(&counters, self.told_losses.elapsed())?;
         let off_cpu = self.kernel.off_cpu_counters()?;
-        self.tallies.look(&self.kernel, self.collector.settled(), monotonic_ns())?;
+        self.tallies.look(self.counting(), self.collector.settled(), monotonic_ns())?;
         self.read_clocks()?;
         let is_event = |(function, _): &(&Probed, _)| function.meaning.is_event();
         let (out_of_scope, left_out) = self.out_of_scope()?;
@@ -384,7 +384,7 @@ impl Session {
             true => LostCalls::Some,
             false => LostCalls::None,
         });
-        self.tallies.look(&self.kernel, self.collector.settled(), monotonic_ns())?;
+        self.tallies.look(self.counting(), self.collector.settled(), monotonic_ns())?;
         self.tallies.tell(&mut self.tape)?;
         self.look_at_cost(&counters, elapsed)
     }
