@@ -162,7 +162,10 @@ fn take(record: *const u8, room: usize, rotation: u32) -> bool {
         KIND_COPY => read(record, room).map(|copy| tell_copy(&copy)),
         KIND_PEER_COPY => read(record, room).map(|copy| tell_peer_copy(&copy)),
         KIND_SET => read(record, room).map(|set| tell_set(&set)),
-        _ => Some(count(missing::UNKNOWN_KIND, 1)),
+        _ => {
+            count(missing::UNKNOWN_KIND, 1);
+            Some(())
+        }
     };
     is_read.is_some()
 }

@@ -54,11 +54,11 @@ pub(super) fn enable(
     functions: &[FunctionEntry],
 ) -> Result<usize, Refusal> {
     let mut enabled = 0;
-    for cbid in 1..MOST_CBIDS {
-        // Numbers have no gaps worth mentioning, but where they end is not to be asked.
+    // Where the numbers end is not to be asked, only what each is called. 0 is none.
+    for (cbid, of_cbid) in ENTRIES.iter().enumerate().skip(1) {
         let Some(name) = library.callback_name(DOMAIN_DRIVER_API, cbid as u32) else { continue };
         let Some(index) = functions.iter().position(|entry| symbol(entry) == name.to_bytes()) else { continue };
-        ENTRIES[cbid].store(index as u32 + 1, Ordering::Relaxed);
+        of_cbid.store(index as u32 + 1, Ordering::Relaxed);
         library.enable_callback(subscriber, DOMAIN_DRIVER_API, cbid as u32)?;
         enabled += 1;
     }

@@ -61,11 +61,13 @@ pub(crate) fn begin(guest: &'static Guest) -> Option<Cupti> {
 }
 
 fn subscribe(guest: &'static Guest, library: &'static Library) -> Result<Cupti, Refusal> {
-    let mut subscriber = Some(library.subscribe(callback::called)?);
-    if !guest.calls && !guest.announce {
-        subscriber.take().map(|subscriber| library.unsubscribe(subscriber));
+    let subscriber = library.subscribe(callback::called)?;
+    let mut cupti = Cupti { library, subscriber: None, is_active: false };
+    if guest.calls || guest.announce {
+        cupti.subscriber = Some(subscriber);
+    } else {
+        library.unsubscribe(subscriber);
     }
-    let mut cupti = Cupti { library, subscriber, is_active: false };
     if let Some(subscriber) = &cupti.subscriber
         && let Err(refusal) = callback::enable(library, subscriber, &guest.functions)
     {
