@@ -62,6 +62,9 @@ pub struct Control {
     pub flush_ms: u32,
     /// How many entries the table of functions has.
     pub functions: u32,
+    /// The process that is recorded where children are not: others that load the library, as they got its variables by
+    /// another way than their environment, stay as they are. 0 where any is.
+    pub process: u32,
     /// A file of CUPTI to load instead of what is found, with a zero at its end; empty for none.
     pub cupti: [u8; 1024],
     /// Raised by the library whenever it has added a file.
@@ -82,8 +85,10 @@ pub struct FunctionEntry {
     pub plan: Plan,
     /// Its number in records.
     pub function: u32,
+    /// Whether its calls' returns are told as well.
+    pub returns: u32,
     /// Always 0.
-    pub padding: [u32; 2],
+    pub padding: u32,
 }
 
 /// A process, and what the recorder found out about it.

@@ -619,6 +619,12 @@ pub unsafe trait Plain: Copy {
         // SAFETY: there are enough bytes, and any are a value.
         Some(unsafe { bytes.as_ptr().cast::<Self>().read_unaligned() })
     }
+
+    /// Its bytes.
+    fn as_bytes(&self) -> &[u8] {
+        // SAFETY: all of its bytes have been written, as there is no padding.
+        unsafe { core::slice::from_raw_parts((&raw const *self).cast(), size_of::<Self>()) }
+    }
 }
 
 macro_rules! plain {

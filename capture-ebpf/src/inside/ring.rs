@@ -80,6 +80,7 @@ pub struct Writer {
     head: u64,
     /// What `tail` was when it was read last.
     tail: u64,
+    pid_tid: u64,
 }
 
 impl Writer {
@@ -100,7 +101,14 @@ impl Writer {
             (*header).magic.store(MAGIC, Ordering::Release);
         }
         // SAFETY: as above.
-        Writer { header, data: unsafe { memory.add(HEADER_BYTES) }, mask: bytes - 1, head: 0, tail: 0 }
+        let data = unsafe { memory.add(HEADER_BYTES) };
+        Writer { header, data, mask: bytes - 1, head: 0, tail: 0, pid_tid: u64::from(pid) << 32 | u64::from(tid) }
+    }
+
+    /// The process in the upper half, the thread in the lower: as records have it.
+    #[inline(always)]
+    pub fn pid_tid(&self) -> u64 {
+        self.pid_tid
     }
 
     fn header(&self) -> &Header {
@@ -111,13 +119,20 @@ impl Writer {
     /// Counts an event of this table as seen, under its own time, which its record has too. Before its record is put.
     #[inline(always)]
     pub fn seen(&self, table: u32, time_ns: u64) {
-        raise(&self.slot(time_ns).seen, table);
+        raise(&self.slot(time_ns).seen, table, 1);
     }
 
     /// Counts an event of this table as lost.
     #[cold]
     pub fn lost(&self, table: u32, time_ns: u64) {
-        raise(&self.slot(time_ns).lost, table);
+        raise(&self.slot(time_ns).lost, table, 1);
+    }
+
+    /// Counts so many events of a table and an interval as seen and lost: those that another thread could not count itself.
+    pub fn lost_elsewhere(&self, table: u32, interval: u64, count: u64) {
+        let slot = self.slot(interval << tally::INTERVAL_SHIFT);
+        raise(&slot.seen, table, count);
+        raise(&slot.lost, table, count);
     }
 
     #[inline(always)]
@@ -190,9 +205,10 @@ const fn whole(bytes: usize) -> u64 {
 
 /// One thread counts, others only look: no need for an atomic addition.
 #[inline(always)]
-fn raise(counters: &[AtomicU64; KINDS], table: u32) {
+fn raise(counters: &[AtomicU64; KINDS], table: u32, by: u64) {
     let counter = &counters[table as usize % KINDS];
-    counter.store(counter.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
+    // What the other side may have written there is no reason to panic.
+    counter.store(counter.load(Ordering::Relaxed).wrapping_add(by), Ordering::Relaxed);
 }
 
 /// The side that reads.
