@@ -12,12 +12,13 @@ use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 
 use super::Outcome;
 use super::segments::{Segments, is_directory};
+use crate::collect::nvml;
 use crate::kernel::sampler::MOST_HZ;
 use crate::record::blind_spots::Kind;
 use crate::record::cost::Spending;
 use crate::record::segments;
 use crate::record::session::{Progress, Session};
-use crate::record::summary::Summary;
+use crate::record::summary::{GpuValues, Summary};
 
 /// How much may wait between the probes and the recorder, unless something else is said.
 pub(super) const BUFFER_MIB: u32 = 32;
@@ -43,6 +44,11 @@ pub(super) struct Recording {
     /// perfetto` draws it
     #[arg(long)]
     pub(super) off_cpu: bool,
+    /// Also ask the machine's GPUs so many times a second for their utilisation, memory, power, clocks, temperature and traffic
+    /// (NVML), and record the values as counters: 10 if no number is given
+    #[arg(long, value_name = "HZ", num_args = 0..=1, require_equals = true, default_missing_value = "10")]
+    #[arg(value_parser = clap::value_parser!(u32).range(1..=i64::from(nvml::MOST_HZ)))]
+    pub(super) gpu_counters: Option<u32>,
     /// Also record the native frames of every stack: from what the innermost Python function called, through C and C++ libraries, to
     /// the driver. They are found by frame pointers; at code that was compiled without them (GCC's -fno-omit-frame-pointer
     /// keeps them) the stack ends, and says so. `analyze` names the functions
@@ -233,6 +239,9 @@ pub(super) fn report_as(summary: &Summary, json: bool, quiet: bool) -> Result<()
                 writeln!(out, "  {count} {what}")?;
             }
         }
+    }
+    if let Some(GpuValues { gpus, written, lost }) = summary.gpu_counters {
+        writeln!(out, "GPU counters: {written} values of {gpus} GPUs written, {lost} lost")?;
     }
     if let Some(off_cpu) = &summary.off_cpu {
         writeln!(

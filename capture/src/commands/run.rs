@@ -52,6 +52,7 @@ pub(super) fn run(args: &Args) -> Result<Outcome> {
         native: args.recording.native,
         buffer_bytes: args.recording.buffer << 20,
         cpu_hz: args.recording.cpu_hz,
+        gpu_hz: args.recording.gpu_counters,
         max_overhead: args.recording.max_overhead,
         off_cpu: args.recording.off_cpu,
         node: None,

@@ -30,8 +30,9 @@ use super::output::Output;
 use super::processes::Recorded;
 use super::scope::Scope;
 use super::segments;
-use super::summary::{CpuSamples, OffCpu, Summary};
+use super::summary::{CpuSamples, GpuValues, OffCpu, Summary};
 use super::tally::Tallies;
+use crate::collect::nvml::GpuCounters;
 use crate::collect::outside::{LostCalls, Notice, Outside};
 use crate::kernel::programs::Kernel;
 use crate::kernel::sampler;
@@ -76,6 +77,8 @@ pub struct Options {
     pub max_overhead: Option<f64>,
     /// Whether it is recorded when threads do not run.
     pub off_cpu: bool,
+    /// How often a second the machine's GPUs are asked for their counters; `None` for never.
+    pub gpu_hz: Option<u32>,
     /// The whole node is recorded, as far as this has it; `None` for named processes.
     pub node: Option<Scope>,
 }
@@ -96,6 +99,7 @@ pub struct Session {
     /// Calls that change graphs, and their returns, that were lost so far.
     lost_of_graphs: u64,
     pub(super) cost: Cost,
+    gpu_counters: Option<GpuCounters>,
     governor: Option<Governor>,
     pub(super) tallies: Tallies,
     /// What there is more where the whole node is recorded.
@@ -141,6 +145,8 @@ impl Session {
     /// Loads the programs and begins the tape. Nothing is recorded yet.
     pub fn begin(options: Options) -> Result<Session> {
         target::process::is_in_first_namespace()?;
+        let gpu_counters = options.gpu_hz.map(GpuCounters::begin).transpose();
+        let gpu_counters = gpu_counters.context("the GPUs' counters can't be had: NVML")?;
         let functions = functions::all();
         let (mut kernel, ring) = match &options.node {
             Some(scope) => Kernel::load_for_node(&functions, options.buffer_bytes, !scope.python_paths.is_empty())?,
@@ -164,6 +170,7 @@ impl Session {
             losses: Losses::new(functions.len(), monotonic_ns()),
             lost_of_graphs: 0,
             cost: Cost::new(*traps.as_ref().unwrap_or(&Traps::UNKNOWN), functions.len()),
+            gpu_counters,
             governor: options.max_overhead.map(|limit| Governor::new(limit, options.native, options.launch_durations)),
             tallies: Tallies::new(monotonic_ns()),
             node: options.node.clone().map(Node::new).transpose()?,
@@ -268,6 +275,7 @@ impl Session {
             self.kernel.remove_target(pid);
         }
         self.is_ending = true;
+        let gpu_counters = self.end_gpu_counters()?;
         while self.drain(usize::MAX)? > 0 {}
         let off_at_end = self.end_off_cpu(now_ns)?;
         for pid in pids {
@@ -344,6 +352,7 @@ impl Session {
                 without_stack: sampled.without_stack,
                 taken: samples,
             }),
+            gpu_counters,
             off_cpu: self.options.off_cpu.then_some(OffCpu {
                 seen: off_cpu.seen,
                 written: off_written,
@@ -444,6 +453,9 @@ impl Session {
     fn duties(&mut self) -> Result<()> {
         self.tape.tend();
         self.rotate_if_due()?;
+        if let Some(counters) = &mut self.gpu_counters {
+            counters.write(&mut self.tape)?;
+        }
         if self.looked_again.elapsed() >= LOOK_AGAIN {
             self.looked_again = Instant::now();
             self.look_for_the_unsaid()?;
@@ -509,6 +521,13 @@ impl Session {
             self.read_clocks()?;
         }
         Ok(())
+    }
+
+    fn end_gpu_counters(&mut self) -> Result<Option<GpuValues>> {
+        let Some(mut counters) = self.gpu_counters.take() else { return Ok(None) };
+        counters.write(&mut self.tape)?;
+        let (written, lost) = counters.counts();
+        Ok(Some(GpuValues { gpus: counters.gpus(), written, lost }))
     }
 
     /// Has other limits count for the segments from now on.

@@ -45,6 +45,8 @@ pub struct Summary {
     pub out_of_scope: BTreeMap<Group, u64>,
     /// The CPU samples, if any were asked for.
     pub cpu_samples: Option<CpuSamples>,
+    /// What the GPUs said of themselves, if they were asked.
+    pub gpu_counters: Option<GpuValues>,
     /// The stretches off the processor, if any were asked for.
     pub off_cpu: Option<OffCpu>,
     /// Rows that the tape was not written fast enough for, or not at all: it has loss rows for them.
@@ -75,6 +77,17 @@ pub struct CpuSamples {
     /// What became of the others.
     #[serde(flatten)]
     pub taken: Samples,
+}
+
+/// What a recording tells of the GPUs' own counters.
+#[derive(Clone, Copy, Debug, Serialize)]
+pub struct GpuValues {
+    /// How many GPUs were asked.
+    pub gpus: usize,
+    /// Values on the tape.
+    pub written: u64,
+    /// Values that the recorder did not take in time.
+    pub lost: u64,
 }
 
 /// What a recording tells of threads that did not run.

@@ -6,6 +6,7 @@
 mod collectives;
 mod exact;
 mod frames;
+mod gpu_counters;
 mod graphs;
 mod names;
 mod native;

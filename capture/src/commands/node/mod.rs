@@ -65,6 +65,7 @@ pub(super) fn run(args: Args) -> Result<Outcome> {
         native: settings.native,
         buffer_bytes: settings.buffer.unwrap_or(recording::BUFFER_MIB) << 20,
         cpu_hz: settings.cpu_hz,
+        gpu_hz: settings.gpu_counters,
         max_overhead: settings.max_overhead,
         off_cpu: settings.off_cpu,
         node: Some(settings.scope()),
