@@ -59,6 +59,8 @@ pub mod kind {
     pub const OFF_CPU: u32 = 13;
     /// [`super::ListsCall`]
     pub const LISTS_CALL: u32 = 16;
+    /// [`super::Correlated`]
+    pub const CORRELATED: u32 = 32;
 }
 
 /// What is to be kept of a function's calls. All zero for a function that has no probe.
@@ -180,6 +182,20 @@ pub struct Return {
     pub result: u64,
     /// What the call handed out; 0 where nothing is asked for, or it could not be read.
     pub outs: [u64; 2],
+}
+
+/// CUPTI's correlation id of the call that this thread entered last: the call's own record came before.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Correlated {
+    /// `kind::CORRELATED`
+    pub kind: u32,
+    /// CUPTI's id; 32 bits, so it comes again after four billion calls.
+    pub correlation: u32,
+    /// When, on `CLOCK_MONOTONIC`.
+    pub time_ns: u64,
+    /// The process in the upper half, the thread in the lower.
+    pub pid_tid: u64,
 }
 
 /// A thread was found running.
@@ -634,6 +650,6 @@ macro_rules! plain {
     )* };
 }
 plain!(
-    Call, StackCall, MemoryCall, ListsCall, Return, StackBody, NativeBody, TaskBody, Lifecycle, Sample, OffCpu,
-    RawFrame
+    Call, StackCall, MemoryCall, ListsCall, Return, Correlated, StackBody, NativeBody, TaskBody, Lifecycle, Sample,
+    OffCpu, RawFrame
 );

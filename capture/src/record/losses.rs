@@ -84,7 +84,9 @@ impl Losses {
 
     /// Takes in what rings have lost so far, by table; of what the device did nothing is added to the calls.
     pub(super) fn of_rings(&mut self, lost: &[u64; KINDS]) {
-        for (kind, (&lost, told)) in lost.iter().zip(std::mem::replace(&mut self.told_of_rings, *lost)).enumerate().skip(1) {
+        for (kind, (&lost, told)) in
+            lost.iter().zip(std::mem::replace(&mut self.told_of_rings, *lost)).enumerate().skip(1)
+        {
             let count = lost.saturating_sub(told);
             let is_of_device = [tally::KERNEL, tally::MEMCPY, tally::MEMSET].contains(&(kind as u32));
             self.lost += if is_of_device { 0 } else { count };

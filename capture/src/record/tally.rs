@@ -21,6 +21,7 @@ use ktape_format::TapeError;
 use ktape_format::event::{CpuSample, Tally};
 use ktape_format::table::Row as _;
 
+use super::inside::Inside;
 use super::output::Output;
 use crate::collect::inside::rings::Rings;
 use crate::collect::outside::{Key, Settled};
@@ -53,6 +54,12 @@ pub(super) struct Counting<'a> {
     pub(super) kernel: Option<&'a Kernel>,
     /// Processes themselves, in their rings: all together stand for one processor, [`tally::NO_CPU`].
     pub(super) rings: Option<&'a Rings>,
+}
+
+impl<'a> Counting<'a> {
+    pub(super) fn of(kernel: impl Into<Option<&'a Kernel>>, inside: Option<&'a Inside>) -> Counting<'a> {
+        Counting { kernel: kernel.into(), rings: inside.map(|inside| &inside.rings) }
+    }
 }
 
 /// Both sides of the account.

@@ -175,6 +175,9 @@ fn tell<R: Plain>(table: u32, ran: Ran, make: impl FnOnce(&mut rings::Ring, Ran)
     if ran.end_ns < ran.start_ns {
         return count(missing::BACKWARDS, 1);
     }
+    // Without a time it counts where it is told, and says when that was.
+    let is_timed = ran.start_ns != 0 || ran.end_ns != 0;
+    let ran = if is_timed { ran } else { Ran { start_ns: clock::monotonic_ns(), ..ran } };
     rings::with_ring(table, ran.start_ns, |ring| {
         ring.writer.seen(table, ran.start_ns);
         let pid_tid = ring.writer.pid_tid();

@@ -13,6 +13,7 @@ use std::collections::BinaryHeap;
 use std::fs;
 use std::io;
 use std::mem::offset_of;
+use std::os::unix::fs::DirEntryExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -63,6 +64,7 @@ impl Record<'_> {
 /// One thread's.
 #[derive(Debug)]
 struct Ring {
+    inode: u64,
     path: PathBuf,
     pid: u32,
     reader: Reader,
@@ -83,7 +85,8 @@ struct Ring {
 pub struct Rings {
     folder: PathBuf,
     rings: Vec<Ring>,
-    known: FxHashSet<PathBuf>,
+    /// Files that were looked at. A process that begins another program has a page of the same name, but another file.
+    known: FxHashSet<(u64, PathBuf)>,
     /// What the rings counted that are gone.
     gone: Vec<Slot>,
     /// Records that are not what they should be.
@@ -110,10 +113,11 @@ impl Rings {
     pub fn look(&mut self) -> io::Result<Found> {
         let mut found = Found::default();
         for entry in fs::read_dir(&self.folder)?.take(2 * MOST_FILES) {
-            let path = entry?.path();
+            let entry = entry?;
+            let (inode, path) = (entry.ino(), entry.path());
             let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
             let (is_page, is_ring) = (name.ends_with(PROCESS_SUFFIX), name.ends_with(RING_SUFFIX));
-            if !(is_page || is_ring) || self.known.contains(&path) {
+            if !(is_page || is_ring) || self.known.contains(&(inode, path.clone())) {
                 continue;
             }
             if self.known.len() >= MOST_FILES {
@@ -122,15 +126,15 @@ impl Rings {
             }
             let what = match is_page {
                 true => Page::open(&path).map(|page| page.map(|page| found.pages.push(page))),
-                false => Ring::open(&path).map(|ring| ring.map(|ring| self.rings.push(ring))),
+                false => Ring::open(&path).map(|ring| ring.map(|ring| self.rings.push(Ring { inode, ..ring }))),
             };
             match what {
                 Ok(None) => {}
-                Ok(Some(())) => drop(self.known.insert(path)),
+                Ok(Some(())) => drop(self.known.insert((inode, path))),
                 Err(error) if error.kind() == io::ErrorKind::NotFound => {}
                 Err(error) => {
                     found.troubles.push(format!("{}: {error}", path.display()));
-                    self.known.insert(path);
+                    self.known.insert((inode, path));
                 }
             }
         }
@@ -187,7 +191,7 @@ impl Rings {
             }
             // One that is gone already is what is wanted.
             let _ = fs::remove_file(&ring.path);
-            known.remove(&ring.path);
+            known.remove(&(ring.inode, ring.path.clone()));
             false
         });
     }
@@ -242,6 +246,7 @@ impl Ring {
             Err(error) => return Err(io::Error::other(format!("{error:?}"))),
         };
         Ok(Some(Ring {
+            inode: 0,
             path: path.to_owned(),
             pid: reader.header().pid,
             reader,
