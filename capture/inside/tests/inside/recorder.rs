@@ -78,7 +78,7 @@ impl Recorder {
                 let mut symbol = [0; 64];
                 symbol[..name.len()].copy_from_slice(name.as_bytes());
                 let plan = Plan { tally: 1, ..Plan::default() };
-                FunctionEntry { symbol, plan, function: index as u32, padding: [0; 2] }.as_bytes().to_vec()
+                FunctionEntry { symbol, plan, function: index as u32, returns: 0, padding: 0 }.as_bytes().to_vec()
             })
             .collect();
         fs::write(directory.path().join(FUNCTIONS_FILE), functions).unwrap();
