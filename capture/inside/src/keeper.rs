@@ -12,7 +12,7 @@ use ktape_ebpf::inside::state;
 
 use crate::cupti::Cupti;
 use crate::guest::{self, Guest};
-use crate::{files, rings, say};
+use crate::{files, rings, say, stack};
 
 /// The longest that a process that exits is kept waiting.
 const PATIENCE: Duration = Duration::from_secs(2);
@@ -88,6 +88,7 @@ fn go_quiet(guest: &Guest, cupti: Option<Cupti>) {
     if let Some(cupti) = cupti {
         cupti.end();
     }
+    stack::stop();
     rings::give_back();
     say(guest.page, state::QUIET, 0, "the recorder is gone");
 }

@@ -5,7 +5,7 @@
 //! 12.9 and 13.5, which agree; `tests/parameters.rs` compares.
 
 /// Arguments that are kept: six registers, and five words of the stack.
-pub const MOST: usize = 11;
+pub(super) const MOST: usize = 11;
 
 /// Sizes of arguments in order, and the functions that have them, without the suffix of the per-thread default stream. A digit is the size
 /// and alignment. `F` is 8: the kernel that is launched. `L` is 8, aligned to 4: a `CUmemLocation` by value. `M` is 64 bytes,
@@ -236,23 +236,26 @@ mod tests {
 
         #[repr(C)]
         struct Set(u64, u8, u64, u64);
+        let set = Set(1, 0xfe, 3, 4);
         let parameters = Parameters::of("cuMemsetD8Async").unwrap();
         // SAFETY: as above.
-        let words = unsafe { parameters.read((&raw const Set(1, 0xfe, 3, 4)).cast()) };
+        let words = unsafe { parameters.read((&raw const set).cast()) };
         assert_eq!(words[..5], [1, 0xfe, 3, 4, 0]);
 
         #[repr(C)]
         struct Prefetch(u64, u64, [u32; 2], u32, u64);
+        let prefetch = Prefetch(1, 2, [3, 4], 5, 6);
         let parameters = Parameters::of("cuMemPrefetchAsync_v2").unwrap();
         // SAFETY: as above.
-        let words = unsafe { parameters.read((&raw const Prefetch(1, 2, [3, 4], 5, 6)).cast()) };
+        let words = unsafe { parameters.read((&raw const prefetch).cast()) };
         assert_eq!(words[..6], [1, 2, 4 << 32 | 3, 5, 6, 0]);
 
         #[repr(C)]
         struct Open(u64, [u8; 64], u32);
+        let open = Open(1, [9; 64], 2);
         let parameters = Parameters::of("cuIpcOpenMemHandle_v2").unwrap();
         // SAFETY: as above.
-        let words = unsafe { parameters.read((&raw const Open(1, [9; 64], 2)).cast()) };
+        let words = unsafe { parameters.read((&raw const open).cast()) };
         assert_eq!(words[..3], [1, 2, 0]);
     }
 

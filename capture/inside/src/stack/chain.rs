@@ -310,12 +310,13 @@ const HASH_SEED: u64 = 0x9e37_79b9_7f4a_7c15;
 #[cfg(test)]
 mod tests {
     use ktape_ebpf::python::{LAYOUTS, Walk};
+    use rustc_hash::FxHashMap;
 
     use super::*;
 
     /// Made-up memory: words at addresses below a limit.
     #[derive(Default)]
-    struct Made(std::collections::BTreeMap<u64, u64>);
+    struct Made(FxHashMap<u64, u64>);
 
     const LIMIT: u64 = 1 << 30;
 
@@ -327,11 +328,11 @@ mod tests {
 
     impl Memory for Made {
         fn read(&self, address: u64, into: &mut [u8]) -> bool {
-            into.iter_mut().enumerate().all(|(offset, byte)| {
-                let at = address.wrapping_add(offset as u64);
-                *byte = self.0.get(&(at & !7)).copied().unwrap_or(0).to_le_bytes()[(at % 8) as usize];
-                at < LIMIT
-            })
+            // All are read by the word.
+            assert!(address.is_multiple_of(8) && into.len().is_multiple_of(8));
+            let words = into.as_chunks_mut().0.iter_mut().zip((address..).step_by(8));
+            words.for_each(|(word, at)| *word = self.0.get(&at).copied().unwrap_or(0).to_ne_bytes());
+            address.saturating_add(into.len() as u64) <= LIMIT
         }
     }
 
@@ -411,9 +412,9 @@ mod tests {
             let mut thread = Thread { layout, memory: Made::default(), frames: Vec::new() };
             let mut chain = Chain::new();
             chain.set_layout(layout);
-            let mut hashes = std::collections::HashMap::new();
+            let mut hashes = FxHashMap::default();
             let mut same = 0;
-            for _ in 0..3000 {
+            for _ in 0..500 {
                 let depth = thread.frames.len() as u64;
                 // Returns some way, goes on somewhere, and calls again.
                 let (returns, calls) = match numbers.below(8) {
@@ -446,7 +447,7 @@ mod tests {
                 anew.walk(&thread.memory, thread.first());
                 assert_eq!((anew.hash(), anew.depth()), (chain.hash(), chain.depth()));
             }
-            assert!(same > 100 && hashes.len() > 100, "{same} {}", hashes.len());
+            assert!(same > 20 && hashes.len() > 50, "{same} {}", hashes.len());
         }
     }
 

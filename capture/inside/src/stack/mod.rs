@@ -21,10 +21,10 @@ pub mod sent;
 
 use ktape_ebpf::inside::ProcessPage;
 use ktape_ebpf::inside::ring::Writer;
-use ktape_ebpf::python::{self, Memory, TASK_NAME_BYTES, TaskName};
-use ktape_ebpf::wire::{STACK_UNREADABLE, TaskBody, kind};
+use ktape_ebpf::python::{self, TASK_NAME_BYTES, TaskName};
+use ktape_ebpf::wire::{Plain as _, STACK_UNREADABLE, TaskBody, kind};
 
-use crate::memory::{Alive, Guarded};
+use crate::memory::{Again, Alive, Guarded};
 use bodies::{Body, Sender};
 use chain::{Chain, Compared};
 use interpreter::{Change, Known};
@@ -166,8 +166,6 @@ impl Stacks {
             if !freed::watch(layout, frame.code, self.guarded) {
                 return None;
             }
-            // Before it is sent: should it be freed and come again meanwhile, it is sent once more.
-            SENT.remember_code(frame.code, when);
             if sender.code(layout, frame.code, self.guarded) {
                 SENT.remember(what, when, tid);
             } else {
@@ -210,7 +208,7 @@ enum Walked {
 }
 
 #[inline(always)]
-fn walk<M: crate::memory::Again>(chain: &mut Chain, memory: &M, known: &Known, state: u64) -> Option<Compared> {
+fn walk<M: Again>(chain: &mut Chain, memory: &M, known: &Known, state: u64) -> Option<Compared> {
     let first = python::first_frame(memory, &known.interpreter.layout, state)?;
     Some(chain.walk(memory, first))
 }
@@ -223,7 +221,7 @@ fn send_task(hash: u64, name: &TaskName, sender: &mut Sender<'_>, when: When) ->
     }
     let body =
         TaskBody { kind: kind::TASK_BODY, rotation: when.rotation, pid_tid: sender.pid_tid, hash, name: *name };
-    let is_sent = sender.put(&body);
+    let is_sent = sender.writer.put(body.as_bytes(), &[]);
     if is_sent {
         SENT.remember(What::Task(hash), when, tid);
     }
