@@ -7,6 +7,7 @@
 
 pub mod audit;
 pub mod cpu_side;
+pub(crate) mod graph_work;
 pub(crate) mod graphs;
 pub mod host_side;
 pub mod intervals;
