@@ -120,10 +120,19 @@ mod tests {
     fn nodes_that_do_the_same_are_told_apart_by_their_order() {
         let mut memory = Memory::default();
         // What the launch does not know, the device does.
-        let made = [("gemm", 1), ("softmax", 1), ("gemm", 1), ("gemm", 2)].map(|(name, n)| shape(&mut memory, name, n, 0));
-        let ran = [("gemm", 1), ("softmax", 1), ("gemm", 1), ("gemm", 2)].map(|(name, n)| shape(&mut memory, name, n, 40));
+        let made =
+            [("gemm", 1), ("softmax", 1), ("gemm", 1), ("gemm", 2)].map(|(name, n)| shape(&mut memory, name, n, 0));
+        let ran =
+            [("gemm", 1), ("softmax", 1), ("gemm", 1), ("gemm", 2)].map(|(name, n)| shape(&mut memory, name, n, 40));
         let Ok(inner) = memory.define(Graph::default());
-        let kernel = |graph, index, shape, stack| GraphNode { graph, index, kind: node_kind::KERNEL, shape, stack, ..GraphNode::default() };
+        let kernel = |graph, index, shape, stack| GraphNode {
+            graph,
+            index,
+            kind: node_kind::KERNEL,
+            shape,
+            stack,
+            ..GraphNode::default()
+        };
         let Ok(_) = memory.define(kernel(inner, 0, made[2], 13));
         let Ok(outer) = memory.define(Graph { earlier: 1, ..Graph::default() });
         for node in [

@@ -472,12 +472,19 @@ mod tests {
         let mut events = launches(&[1000, 1500]);
         [1600, 1700].into_iter().for_each(|start_ns| events.kernel.push(Kernel { start_ns, ..Kernel::default() }));
         let told = |seen, written, lost| {
-            vec![tally(1, OWN_COUNT, 1, [2, 2, 0]), tally(1, OWN_COUNT, Kernel::KIND, [seen, written, lost]), tally(1, 0, 0, [0; 3])]
+            vec![
+                tally(1, OWN_COUNT, 1, [2, 2, 0]),
+                tally(1, OWN_COUNT, Kernel::KIND, [seen, written, lost]),
+                tally(1, 0, 0, [0; 3]),
+            ]
         };
         assert!(checked(&told(3, 2, 1), &events, false).holds);
         assert_eq!(checked(&told(3, 3, 0), &events, false).missing, 1);
         let result = checked(&told(3, 2, 0), &events, false);
-        assert_eq!(result.faults[0].what, "kernel: 1 were seen, and neither written nor lost, by the processes' own count from 1000 ns on");
+        assert_eq!(
+            result.faults[0].what,
+            "kernel: 1 were seen, and neither written nor lost, by the processes' own count from 1000 ns on"
+        );
         // Of a tape whose calls alone were counted nothing is said of them.
         assert!(checked(&told(0, 0, 0)[..1], &events, true).holds);
     }

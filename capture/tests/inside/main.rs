@@ -42,13 +42,9 @@ fn truth(truth: &Truth) -> Vec<Did> {
         .collect();
     let row = |row: ktape_simcuda_truth::Device<'_>| {
         let what = match row.kind {
-            DeviceKind::Kernel => format!(
-                "kernel {} {:?} {:?} {}",
-                row.kernel.unwrap_or_default(),
-                row.grid,
-                row.block,
-                row.shared_bytes
-            ),
+            DeviceKind::Kernel => {
+                format!("kernel {} {:?} {:?} {}", row.kernel.unwrap_or_default(), row.grid, row.block, row.shared_bytes)
+            }
             DeviceKind::Copy => format!("copy {} {}", name_of(row.copy), row.bytes),
             DeviceKind::Set => format!("set {}", row.bytes),
             DeviceKind::Host => return None,

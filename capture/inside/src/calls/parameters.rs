@@ -164,7 +164,8 @@ impl Parameters {
     /// Those of the function with this symbol; `None` where it is not known.
     pub fn of(symbol: &str) -> Option<Parameters> {
         let base = symbol.strip_suffix("_ptsz").or_else(|| symbol.strip_suffix("_ptds")).unwrap_or(symbol);
-        let is_it = |(_, functions): &&(&str, &str)| functions.split_ascii_whitespace().any(|function| function == base);
+        let is_it =
+            |(_, functions): &&(&str, &str)| functions.split_ascii_whitespace().any(|function| function == base);
         SIZES.iter().find(is_it).map(|(sizes, _)| Parameters::laid_out(sizes))
     }
 

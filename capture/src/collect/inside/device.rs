@@ -507,3 +507,6 @@ fn give_up<S: Sink>(waiting: Waiting, has_ended: bool, around: &mut Around<'_>, 
     counts.copies_without_time += waiting.work.len() as u64;
     waiting.work.into_iter().try_for_each(|work| write_work(work, around, sink))
 }
+
+#[cfg(test)]
+mod tests;

@@ -330,3 +330,169 @@ impl Ring {
         matches!(self.kind(), Some(inside::KERNEL_RAN | inside::COPY_RAN | inside::SET_RAN))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::fs::OpenOptions;
+
+    use ktape_ebpf::inside::ring::Writer;
+    use ktape_ebpf::inside::{KernelRan, MAGIC};
+    use proptest::prelude::*;
+
+    use super::*;
+
+    const PID: u32 = 7;
+    const DATA: usize = 4096;
+
+    /// A folder with rings, of which the test has the writing side.
+    struct Folder(tempfile::TempDir, Vec<Mapping>);
+
+    impl Folder {
+        fn new() -> Folder {
+            Folder(tempfile::tempdir().unwrap(), Vec::new())
+        }
+
+        fn ring(&mut self, number: u32) -> Writer {
+            let path = self.0.path().join(format!("{PID}.{number}{RING_SUFFIX}"));
+            let file = OpenOptions::new().read(true).write(true).create_new(true).open(path).unwrap();
+            file.set_len((HEADER_BYTES + DATA) as u64).unwrap();
+            let mapping = Mapping::of(&file, HEADER_BYTES + DATA).unwrap();
+            // SAFETY: zeros, as long as it says, and kept as long as the writer.
+            let writer = unsafe { Writer::begin(mapping.memory(), DATA as u64, (PID, number), 1) };
+            self.1.push(mapping);
+            writer
+        }
+    }
+
+    fn returned(tid: u32, time_ns: u64) -> Return {
+        let pid_tid = u64::from(PID) << 32 | u64::from(tid);
+        Return { kind: kind::RETURN, function: 1, time_ns, pid_tid, stack_pointer: 0, result: 0, outs: [0; 2] }
+    }
+
+    /// What is handed out: the thread and the time.
+    fn read(rings: &mut Rings, horizon_ns: u64) -> Vec<(u32, u64)> {
+        let mut taken = Vec::new();
+        let take = |record: Record<'_>| {
+            let returned = Return::read(record.bytes).expect("a return");
+            taken.push((returned.pid_tid as u32, returned.time_ns));
+            Ok::<(), ()>(())
+        };
+        rings.read(horizon_ns, usize::MAX, take).unwrap();
+        taken
+    }
+
+    #[test]
+    fn records_of_all_threads_come_in_the_order_of_time_up_to_the_horizon() {
+        let mut folder = Folder::new();
+        let (mut one, mut two) = (folder.ring(1), folder.ring(2));
+        for (writer, tid, time_ns) in [(&mut one, 1, 10), (&mut two, 2, 5)] {
+            writer.put(returned(tid, time_ns).as_bytes(), &[]);
+            writer.put(returned(tid, time_ns + 10).as_bytes(), &[]);
+        }
+        let mut rings = Rings::new(folder.0.path());
+        assert!(rings.look().unwrap().troubles.is_empty());
+        assert_eq!(read(&mut rings, 17), [(2, 5), (1, 10), (2, 15)]);
+        one.put(returned(1, 30).as_bytes(), &[]);
+        assert_eq!(read(&mut rings, 100), [(1, 20), (1, 30)]);
+        assert_eq!(read(&mut rings, 100), []);
+        assert_eq!(rings.strange(), 0);
+    }
+
+    #[test]
+    fn texts_are_of_their_ring_and_the_device_s_records_go_by_their_end() {
+        let mut folder = Folder::new();
+        let mut ring = folder.ring(1);
+        let pid_tid = u64::from(PID) << 32 | 1;
+        let text = Text { kind: inside::TEXT, id: 1, bytes: 4, pid_tid };
+        ring.put(text.as_bytes(), b"gemm");
+        let ran = Ran { kind: inside::KERNEL_RAN, pid_tid, start_ns: 5, end_ns: 50, ..Ran::default() };
+        ring.put(KernelRan { ran, name: 1, ..KernelRan::default() }.as_bytes(), &[]);
+        let mut rings = Rings::new(folder.0.path());
+        rings.look().unwrap();
+        let mut names = Vec::new();
+        let taken = rings.read(20, usize::MAX, |record| {
+            assert!(record.is_of_device);
+            names.push(record.text(1).as_deref().map(str::to_owned));
+            assert_eq!(record.text(2), None);
+            Ok::<(), ()>(())
+        });
+        // It has been done by the time that it is told, whatever the clocks say.
+        assert_eq!((taken, names), (Ok(1), vec![Some("gemm".to_owned())]));
+    }
+
+    #[test]
+    fn a_ring_goes_when_its_thread_has_ended_and_all_is_read_and_its_counts_stay() {
+        let mut folder = Folder::new();
+        let mut ring = folder.ring(1);
+        ring.seen(4, 5);
+        ring.put(returned(1, 10).as_bytes(), &[]);
+        ring.end();
+        let mut rings = Rings::new(folder.0.path());
+        rings.look().unwrap();
+        rings.remove_read(None);
+        assert!(!rings.is_empty(), "there is something to read");
+        read(&mut rings, 100);
+        rings.remove_read(None);
+        assert!(rings.is_empty());
+        assert_eq!(std::fs::read_dir(folder.0.path()).unwrap().count(), 0);
+        assert_eq!((rings.slot(0).seen[4], rings.counted().seen[4]), (1, 1));
+    }
+
+    #[test]
+    fn records_of_another_process_are_counted_and_not_taken() {
+        let mut folder = Folder::new();
+        let mut ring = folder.ring(1);
+        ring.put(Return { pid_tid: 8 << 32 | 1, ..returned(1, 5) }.as_bytes(), &[]);
+        ring.put(&[1], &[]);
+        ring.put(returned(1, 6).as_bytes(), &[]);
+        let mut rings = Rings::new(folder.0.path());
+        rings.look().unwrap();
+        assert_eq!(read(&mut rings, 100), [(1, 6)]);
+        assert_eq!(rings.strange(), 2);
+    }
+
+    #[test]
+    fn what_is_no_file_or_no_ring_is_told_or_waited_for() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = |name: &str| folder.path().join(name);
+        std::fs::write(path("7.1.ring"), [0; 100]).unwrap();
+        std::fs::create_dir(path("7.2.ring")).unwrap();
+        std::os::unix::fs::symlink("/etc/passwd", path("7.3.ring")).unwrap();
+        std::fs::write(path("7.process"), [0xff; 5000]).unwrap();
+        std::fs::write(path("notes"), "").unwrap();
+        let mut rings = Rings::new(folder.path());
+        let found = rings.look().unwrap();
+        assert_eq!((found.pages.len(), found.troubles.len()), (0, 2), "{:?}", found.troubles);
+        assert!(rings.look().unwrap().troubles.is_empty(), "told once");
+    }
+
+    proptest! {
+        /// Whatever a process writes over its ring: reading it comes to an end, and stays within it.
+        #[test]
+        fn hostile_rings_do_no_harm(
+            header in proptest::collection::vec(any::<(u8, u64)>(), 0..8),
+            data in proptest::collection::vec(any::<u8>(), 0..DATA),
+            horizon_ns: u64,
+        ) {
+            let folder = tempfile::tempdir().unwrap();
+            let mut bytes = vec![0_u8; HEADER_BYTES + DATA];
+            bytes[..8].copy_from_slice(&MAGIC.to_le_bytes());
+            bytes[8..12].copy_from_slice(&ktape_ebpf::inside::LAYOUT.to_le_bytes());
+            bytes[12..16].copy_from_slice(&PID.to_le_bytes());
+            bytes[24..32].copy_from_slice(&(DATA as u64).to_le_bytes());
+            bytes[HEADER_BYTES..HEADER_BYTES + data.len()].copy_from_slice(&data);
+            // `head` at a line of its own, and anything else in the first lines.
+            bytes[64..72].copy_from_slice(&(data.len() as u64).to_le_bytes());
+            for (at, word) in header {
+                let at = usize::from(at) % 32 * 8;
+                bytes[at..at + 8].copy_from_slice(&word.to_le_bytes());
+            }
+            std::fs::write(folder.path().join("7.1.ring"), &bytes).unwrap();
+            let mut rings = Rings::new(folder.path());
+            rings.look().unwrap();
+            let taken = rings.read(horizon_ns, 1 << 20, |_| Ok::<(), ()>(())).unwrap();
+            prop_assert!(taken <= DATA / 8);
+            rings.remove_read(Some(PID));
+        }
+    }
+}
