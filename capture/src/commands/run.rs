@@ -135,8 +135,8 @@ fn from_inside(
     session.prepare(&mut command);
     keep_limits(&mut command);
     let mut child = spawn(command)?;
-    session.run(&child, stop, progress)?;
-    Ok((session.end(&mut child)?, child))
+    session.run(&mut child, stop, progress)?;
+    Ok((session.end(&child)?, child))
 }
 
 fn spawn(mut command: Command) -> Result<Child> {

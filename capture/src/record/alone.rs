@@ -136,7 +136,7 @@ impl Alone {
     }
 
     /// Records until `stop` says so, or the command and all that it has started and that is recorded have ended.
-    pub fn run(&mut self, child: &Child, stop: &AtomicBool, mut progress: impl FnMut(Progress)) -> Result<()> {
+    pub fn run(&mut self, child: &mut Child, stop: &AtomicBool, mut progress: impl FnMut(Progress)) -> Result<()> {
         let command = pidfd_of(child.id());
         // Found early: before its first call.
         let mut early = Python::Unknown(0);
@@ -154,7 +154,7 @@ impl Alone {
                 self.driver = Mapped::look(self.driver, child.id());
             }
             progress(self.progress());
-            self.forget_the_gone()?;
+            self.forget_the_gone(child)?;
             if is_over && self.members.is_empty() {
                 break;
             }
@@ -166,7 +166,7 @@ impl Alone {
     }
 
     /// Takes what is on its way still, and closes the tape. The command goes on, if it has not ended.
-    pub fn end(mut self, child: &mut Child) -> Result<Summary> {
+    pub fn end(mut self, child: &Child) -> Result<Summary> {
         let now = Instant::now();
         while !self.members.is_empty() && now.elapsed() < LAST_WORDS {
             self.drain()?;
@@ -275,7 +275,9 @@ impl Alone {
                 self.tape.property(DefinitionKind::Process as u16, process, property::DEVICE_TIME, &said.what)?;
             }
             if said.is_trouble {
-                self.trouble(format!("process {}: {}", said.pid, said.what));
+                let what = format!("process {}: {}", said.pid, said.what);
+                self.noted.add(Kind::SilentProcess, what.clone(), 1);
+                self.trouble(what);
             }
         }
         Ok(taken)
@@ -339,17 +341,22 @@ impl Alone {
     }
 
     /// Ends processes that are gone, after their last records.
-    fn forget_the_gone(&mut self) -> Result<()> {
+    fn forget_the_gone(&mut self, child: &mut Child) -> Result<()> {
         let has_ended = |(pid, member): &(&u32, &Member)| has_ended(**pid, member.pidfd.as_ref());
         let gone: Vec<u32> = self.members.iter().filter(has_ended).map(|(&pid, _)| pid).collect();
         if gone.is_empty() {
             return Ok(());
         }
-        // Rings that it made with its last breath.
-        self.look()?;
+        // What it made with its last breath, and whoever began just before.
+        for pid in self.look()? {
+            self.begin_process(pid, Python::Unknown(0))?;
+        }
         while self.drain()? > 0 {}
         for pid in gone {
-            self.lifecycle(pid, lifecycle_kind::PROCESS_EXIT, monotonic_ns(), 0)?;
+            // Of others than the command only that they have ended is known.
+            let status = if pid == child.id() { child.try_wait()? } else { None };
+            let status = status.map_or(0, |status| i64::from(status.into_raw()));
+            self.lifecycle(pid, lifecycle_kind::PROCESS_EXIT, monotonic_ns(), status)?;
             self.collector.end_process(pid, &mut self.tape)?;
             self.inside.end_process(pid);
             self.members.remove(&pid);
@@ -436,16 +443,11 @@ impl Alone {
         Ok(Some(GpuValues { gpus: counters.gpus(), written, lost }))
     }
 
-    fn note_blind_spots(&mut self, child: &mut Child) {
+    fn note_blind_spots(&mut self, child: &Child) {
         if self.recorded == 0
             && let Some(what) = self.driver.and_then(|mapped| mapped.silence(child.id(), "without the library"))
         {
             self.noted.add(Kind::SilentProcess, what, 1);
-        }
-        if let Ok(Some(status)) = child.try_wait()
-            && let Some(signal) = status.signal()
-        {
-            self.trouble(format!("the command was ended by signal {signal}"));
         }
     }
 
