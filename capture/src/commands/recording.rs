@@ -98,8 +98,8 @@ impl Recording {
     /// How long the ring of a thread is, where a library inside of the process collects: as there are many threads, a part of what
     /// may wait in all.
     pub(super) fn ring_bytes(&self) -> u32 {
-        const THREADS: u32 = 32;
-        ((self.buffer << 20) / THREADS).clamp(1 << 16, 1 << 26)
+        const THREADS: u32 = 8;
+        ((self.buffer << 20) / THREADS).clamp(1 << 16, 1 << 27)
     }
 
     /// The option that is set and cannot be without eBPF probes.

@@ -147,6 +147,15 @@ fn what_the_device_did_is_on_the_tape_to_the_nanosecond_without_root() {
 }
 
 #[test]
+fn a_million_rows_of_the_device_are_exact() {
+    let Some(scene) = Scene::new("a million rows") else { return };
+    let options = ["--device-time", "cupti", "--buffer", "512"];
+    let Outcome { summary, .. } = scene.run(&options, programs::WORK, &["143000"]);
+    compare(&scene, 1_000_000);
+    assert_eq!((&summary["lost"], &summary["inside"]["lost"]), (&0.into(), &0.into()), "{summary}");
+}
+
+#[test]
 fn calls_have_the_python_stacks_that_made_them_without_root() {
     let Some(scene) = Scene::new("stacks") else { return };
     scene.run(&["--collector", "inside"], programs::WORK, &["50"]);
