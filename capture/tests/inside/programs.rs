@@ -30,7 +30,7 @@ def launch(function, blocks, stream):
 }
 
 /// Kernels, copies and memsets in two streams, as often as the argument says.
-pub const WORK: &str = with_driver!(
+pub(crate) const WORK: &str = with_driver!(
     r#"
 for index in range(int(sys.argv[1])):
     check(launch(gemm, 16 + index % 3, first))
@@ -47,7 +47,7 @@ check(cu.cuCtxSynchronize())
 );
 
 /// Launches, and is killed while they are under way.
-pub const KILLED: &str = with_driver!(
+pub(crate) const KILLED: &str = with_driver!(
     r#"
 for index in range(int(sys.argv[1])):
     check(launch(gemm, 16, first))
@@ -58,7 +58,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 );
 
 /// Launches that the driver refuses, among others.
-pub const REFUSED: &str = with_driver!(
+pub(crate) const REFUSED: &str = with_driver!(
     r#"
 for index in range(3):
     assert cu.cuLaunchKernel(gemm, 0, 1, 1, 128, 1, 1, 64, first, None, None) != 0
@@ -68,7 +68,7 @@ check(cu.cuCtxSynchronize())
 );
 
 /// A graph of two kernels and a memset, launched as often as the argument says.
-pub const GRAPHS: &str = with_driver!(
+pub(crate) const GRAPHS: &str = with_driver!(
     r#"
 check(cu.cuStreamBeginCapture_v2(first, 0))
 check(launch(gemm, 16, first))

@@ -14,21 +14,21 @@ const NOBODY: u32 = 65_534;
 const PYTHON: &str = "/usr/bin/python3";
 
 /// A folder.
-pub struct Scene {
+pub(crate) struct Scene {
     folder: tempfile::TempDir,
     driver: PathBuf,
     library: PathBuf,
 }
 
 /// How a recording ended.
-pub struct Outcome {
-    pub summary: serde_json::Value,
-    pub said: String,
+pub(crate) struct Outcome {
+    pub(crate) summary: serde_json::Value,
+    pub(crate) said: String,
 }
 
 impl Scene {
     /// A folder; `None`, and said, where something is not here.
-    pub fn new(test: &str) -> Option<Scene> {
+    pub(crate) fn new(test: &str) -> Option<Scene> {
         let capture = Path::new(env!("CARGO_BIN_EXE_capture"));
         let driver = Path::new(env!("CARGO_MANIFEST_DIR")).join("../target/simcuda").canonicalize().ok();
         let library = capture.with_file_name("libktape_inside.so");
@@ -56,7 +56,7 @@ impl Scene {
     }
 
     /// `capture run` of a program, by a user without privileges.
-    pub fn command(&self, options: &[&str], program: &str, arguments: &[&str]) -> Command {
+    pub(crate) fn command(&self, options: &[&str], program: &str, arguments: &[&str]) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_capture"));
         command.arg("run").args(["--json", "-o"]).arg(self.path("run.ktape")).args(options);
         command.args(["--", PYTHON, "-c", program]).args(arguments);
@@ -73,12 +73,12 @@ impl Scene {
     }
 
     /// Runs it; it ends well.
-    pub fn run(&self, options: &[&str], program: &str, arguments: &[&str]) -> Outcome {
+    pub(crate) fn run(&self, options: &[&str], program: &str, arguments: &[&str]) -> Outcome {
         self.run_until(0, options, program, arguments)
     }
 
     /// Runs it; it ends with this code.
-    pub fn run_until(&self, code: i32, options: &[&str], program: &str, arguments: &[&str]) -> Outcome {
+    pub(crate) fn run_until(&self, code: i32, options: &[&str], program: &str, arguments: &[&str]) -> Outcome {
         let output = self.command(options, program, arguments).output().expect("capture starts");
         let said = String::from_utf8_lossy(&output.stderr).into_owned();
         assert_eq!(output.status.code(), Some(code), "{said}{}", String::from_utf8_lossy(&output.stdout));
@@ -87,16 +87,16 @@ impl Scene {
     }
 
     /// The driver's record.
-    pub fn truth(&self) -> Truth {
+    pub(crate) fn truth(&self) -> Truth {
         Truth::open(&self.path("truth")).expect("the driver's record")
     }
 
-    pub fn has_truth(&self) -> bool {
+    pub(crate) fn has_truth(&self) -> bool {
         self.path("truth").exists()
     }
 
     /// All that is on the tape.
-    pub fn tape(&self) -> Contents {
+    pub(crate) fn tape(&self) -> Contents {
         Tape::open(&self.path("run.ktape")).expect("a tape").read(&Wanted::default()).expect("a sound tape")
     }
 }

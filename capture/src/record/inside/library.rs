@@ -114,7 +114,7 @@ mod tests {
         (bytes[52], bytes[54]) = (64, 56);
         if let Some(interpreter) = interpreter {
             bytes[56] = 1;
-            bytes[64] = PT_INTERP as u8;
+            bytes[64] = 3;
             bytes[72] = 120;
             bytes[96] = interpreter.len() as u8 + 1;
             bytes.extend(interpreter.bytes().chain([0]));
