@@ -30,14 +30,14 @@ struct Did {
 /// As the stand-in driver has it.
 fn truth(truth: &Truth) -> Vec<Did> {
     let mut counts = BTreeMap::<String, usize>::new();
-    let calls: BTreeMap<u64, (String, usize)> = truth
+    let calls: BTreeMap<u64, (String, usize, u64)> = truth
         .calls()
         // Those that become no call on the tape are none of their function's.
         .filter(|call| call.correlation != 0)
         .map(|call| {
             let count = counts.entry(call.symbol.to_owned()).or_default();
             *count += 1;
-            (call.sequence, (call.symbol.to_owned(), *count))
+            (call.sequence, (call.symbol.to_owned(), *count, call.stream))
         })
         .collect();
     let row = |row: ktape_simcuda_truth::Device<'_>| {
@@ -49,8 +49,9 @@ fn truth(truth: &Truth) -> Vec<Did> {
             DeviceKind::Set => format!("set {}", row.bytes),
             DeviceKind::Host => return None,
         };
-        let (function, call) = calls.get(&row.cause).cloned().unwrap_or_default();
-        let stream = if row.graph_id == 0 { row.stream } else { 0 };
+        let (function, call, stream) = calls.get(&row.cause).cloned().unwrap_or_default();
+        // As the call has it: the default stream is 0.
+        let stream = if row.graph_id == 0 { stream } else { 0 };
         Some(Did { start_ns: row.start_ns as i64, end_ns: row.end_ns as i64, what, stream, function, call })
     };
     let mut rows: Vec<Did> = truth.device().filter_map(row).collect();

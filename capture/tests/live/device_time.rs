@@ -7,8 +7,8 @@ use ktape_format::event::timing;
 use ktape_format::{Table as _, Tape, Wanted};
 use ktape_simcuda_truth::{DeviceKind, Truth};
 
-use crate::processes::{self, Scene, pythons, skip};
 use crate::EXACT;
+use crate::processes::{self, Scene, pythons, skip};
 
 #[test]
 fn launches_that_probes_saw_meet_the_kernels_that_cupti_tells_of() {
