@@ -150,7 +150,7 @@ fn what_the_device_did_is_on_the_tape_to_the_nanosecond_without_root() {
 #[test]
 fn a_million_rows_of_the_device_are_exact() {
     let Some(scene) = Scene::new("a million rows") else { return };
-    let options = ["--device-time", "cupti", "--buffer", "512"];
+    let options = ["--device-time", "cupti", "--buffer", "1024"];
     let Outcome { summary, .. } = scene.run(&options, programs::WORK, &["143000"]);
     compare(&scene, 1_000_000);
     assert_eq!((&summary["lost"], &summary["inside"]["lost"]), (&0.into(), &0.into()), "{summary}");
