@@ -59,6 +59,8 @@ pub mod kind {
     pub const OFF_CPU: u32 = 13;
     /// [`super::ListsCall`]
     pub const LISTS_CALL: u32 = 16;
+    /// [`super::Correlated`]
+    pub const CORRELATED: u32 = 32;
 }
 
 /// What is to be kept of a function's calls. All zero for a function that has no probe.
@@ -98,7 +100,7 @@ pub mod stack_use {
 pub struct Call {
     /// See [`kind`].
     pub kind: u16,
-    /// The processor.
+    /// The processor; [`tally::NO_CPU`] where the process itself tells the call.
     pub cpu: u16,
     /// Index of the function's plan.
     pub function: u32,
@@ -180,6 +182,20 @@ pub struct Return {
     pub result: u64,
     /// What the call handed out; 0 where nothing is asked for, or it could not be read.
     pub outs: [u64; 2],
+}
+
+/// CUPTI's correlation id of the call that this thread entered last: the call's own record came before.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Correlated {
+    /// `kind::CORRELATED`
+    pub kind: u32,
+    /// CUPTI's id; 32 bits, so it comes again after four billion calls.
+    pub correlation: u32,
+    /// When, on `CLOCK_MONOTONIC`.
+    pub time_ns: u64,
+    /// The process in the upper half, the thread in the lower.
+    pub pid_tid: u64,
 }
 
 /// A thread was found running.
@@ -532,6 +548,16 @@ pub mod tally {
     /// The tape's table of time off the processor. A stretch belongs to the interval in which it ended: it may have begun hours
     /// before, and until it ends there is nothing to be counted.
     pub const OFF_CPU: u32 = 20;
+    /// The tape's table of kernels.
+    pub const KERNEL: u32 = 4;
+    /// The tape's table of copies.
+    pub const MEMCPY: u32 = 5;
+    /// The tape's table of memsets.
+    pub const MEMSET: u32 = 6;
+
+    /// What stands for the processor of what a process itself has seen: one that is counted by whoever writes it, and not by where
+    /// that runs.
+    pub const NO_CPU: u16 = u16::MAX;
 
     /// What one processor counted in one interval, and in those so many [`SLOTS`] before, by kind. Who copies it from the
     /// beginning to the end finds no more lost than seen, whatever is counted meanwhile.
@@ -614,6 +640,12 @@ pub unsafe trait Plain: Copy {
         // SAFETY: there are enough bytes, and any are a value.
         Some(unsafe { bytes.as_ptr().cast::<Self>().read_unaligned() })
     }
+
+    /// Its bytes.
+    fn as_bytes(&self) -> &[u8] {
+        // SAFETY: all of its bytes have been written, as there is no padding.
+        unsafe { core::slice::from_raw_parts((&raw const *self).cast(), size_of::<Self>()) }
+    }
 }
 
 macro_rules! plain {
@@ -623,6 +655,6 @@ macro_rules! plain {
     )* };
 }
 plain!(
-    Call, StackCall, MemoryCall, ListsCall, Return, StackBody, NativeBody, TaskBody, Lifecycle, Sample, OffCpu,
-    RawFrame
+    Call, StackCall, MemoryCall, ListsCall, Return, Correlated, StackBody, NativeBody, TaskBody, Lifecycle, Sample,
+    OffCpu, RawFrame
 );

@@ -489,7 +489,7 @@ tables! {
         start_ns: i64 => P::Previous, R::Nothing;
         /// How long it is.
         duration_ns: u64 => P::Least, R::Nothing;
-        /// The processor.
+        /// The processor; 65535 for what processes have counted themselves, wherever they ran.
         cpu: u32 => P::Least, R::Nothing;
         /// The table that the calls are rows of.
         kind: u16 => P::Least, R::Nothing;

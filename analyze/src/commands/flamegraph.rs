@@ -45,7 +45,7 @@ pub struct Args {
     /// What stands at the root, below the stack
     #[arg(long, value_enum, default_value_t = By::Stack)]
     by: By,
-    /// Where the kernels of a graph stand, where its nodes are known and not its kernels' times [default: launched]
+    /// Where the kernels of a graph stand, where its nodes are known [default: launched]
     #[arg(long, value_enum)]
     graph_stacks: Option<GraphStacks>,
     /// Only stacks with a frame, kernel or call whose text matches, as --folded prints it
@@ -95,8 +95,9 @@ pub fn run(args: &Args) -> Result<Outcome> {
     // Standard output may be the product. A closed stderr leaves nobody to tell.
     let _ = note_losses(&mut io::stderr(), &loaded);
     let value = value(args, &loaded)?;
-    if args.graph_stacks.is_some() && value != Value::Launches {
-        bail!("--graph-stacks says where launches of graphs stand: it goes with --value launches");
+    let has_graphs = matches!(value, Value::Launches | Value::Gpu | Value::Copies | Value::Bytes);
+    if args.graph_stacks.is_some() && !has_graphs {
+        bail!("--graph-stacks says where what graphs run stands: it goes with --value launches, gpu, copies and bytes");
     }
     let graph_stacks = args.graph_stacks.unwrap_or_default();
     let weights = weigh(&loaded.timeline, value, graph_stacks).context(args.input.display().to_string())?;

@@ -8,6 +8,7 @@
 pub mod audit;
 mod calls;
 pub mod cpu_side;
+pub(crate) mod graph_work;
 pub(crate) mod graphs;
 pub mod host_side;
 pub mod intervals;

@@ -14,6 +14,7 @@ use ktape_format::event::{
 use ktape_format::{Row as _, Table};
 use rustc_hash::FxHashMap;
 
+use super::graph_work::CapturedStacks;
 use super::graphs::{Graphs, Ran, ran_of};
 use super::{DeviceOpKind, OpClass, Timeline};
 
@@ -38,7 +39,7 @@ pub enum Value {
     Samples,
 }
 
-/// On which stack the kernels of a graph stand, where the tape tells of the graph's nodes and not of its kernels.
+/// On which stack the kernels of a graph stand, where the tape tells of the graph's nodes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
 pub enum GraphStacks {
     /// That of the graph's launch: who sent them to the device
@@ -127,7 +128,7 @@ pub fn weigh(timeline: &Timeline, value: Value, graph_stacks: GraphStacks) -> Re
     let mut scale =
         Scale { timeline, leaves: FxHashMap::default(), sums: FxHashMap::default(), done: Weights::default() };
     match value {
-        Value::Gpu | Value::Copies | Value::Bytes => scale.device_work(value)?,
+        Value::Gpu | Value::Copies | Value::Bytes => scale.device_work(value, graph_stacks)?,
         Value::Launches => scale.launches(graph_stacks)?,
         Value::Api => scale.calls()?,
         Value::Sync => scale.waits()?,
@@ -155,7 +156,11 @@ struct Scale<'a> {
 }
 
 impl Scale<'_> {
-    fn device_work(&mut self, value: Value) -> Result<(), Overflow> {
+    fn device_work(&mut self, value: Value, graph_stacks: GraphStacks) -> Result<(), Overflow> {
+        let captured = match graph_stacks {
+            GraphStacks::Launched => CapturedStacks::default(),
+            GraphStacks::Captured => CapturedStacks::new(self.timeline),
+        };
         let events = &self.timeline.events;
         for op in self.timeline.device_ops() {
             let counts = match op.kind {
@@ -174,7 +179,8 @@ impl Scale<'_> {
                     op.duration_ns()
                 }
             };
-            let caller = self.timeline.stack_of(&op).map_or(Caller::NoCall, caller);
+            let stack = captured.of(self.timeline, &op).or_else(|| self.timeline.stack_of(&op));
+            let caller = stack.map_or(Caller::NoCall, caller);
             let process = self.timeline.definitions.process_of_stream(op.stream);
             let leaf = self.leaf(LeafKey::Op(self.timeline.op_class(&op)), || self.timeline.op_name(&op));
             self.add(Place { process, stream: op.stream, caller, leaf }, weight)?;

@@ -6,6 +6,8 @@
 //! to that in which it ended, as only then it can be told. So a row that went missing after it was written shows as well as a call
 //! that never became one.
 //!
+//! What the device did is counted by the processes themselves, where a library in them collects, and held against its rows likewise.
+//!
 //! An account is closed by a row of kind 0. Of a tape that was cut off the last intervals have none: there, what is on the tape is
 //! no less true, but nothing says that it is all.
 //!
@@ -34,6 +36,9 @@ const CALLS: [u16; 8] = [
     Alloc::KIND,
     Free::KIND,
 ];
+
+/// What stands for the processor where processes have counted themselves.
+const OWN_COUNT: u32 = 65_535;
 
 /// What became of calls.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
@@ -167,7 +172,7 @@ impl Counting {
 
     /// Counts the rows of a tape.
     pub(crate) fn count_tape(&mut self, tape: &Tape) {
-        let kinds = CALLS.into_iter().chain([Rollup::KIND, CpuSample::KIND, OffCpu::KIND]).collect();
+        let kinds = self.rows.keys().copied().chain([Rollup::KIND, CpuSample::KIND]).collect();
         let wanted = Wanted { kinds, ..Wanted::default() };
         // As above.
         let _ = tape.scan::<TapeError>(&wanted, |_, part| {
@@ -266,8 +271,11 @@ impl Counting {
                     };
                     *sum = sum.saturating_add(unsettled.unsigned_abs());
                     let name = known.name(kind);
-                    let what =
-                        format!("{name}: {} {what}, on processor {cpu} from {from} ns on", unsettled.unsigned_abs());
+                    let place = match cpu {
+                        OWN_COUNT => "by the processes' own count".to_owned(),
+                        cpu => format!("on processor {cpu}"),
+                    };
+                    let what = format!("{name}: {} {what}, {place} from {from} ns on", unsettled.unsigned_abs());
                     result.faults.push(Fault { kind, what });
                 }
             }
@@ -462,6 +470,29 @@ mod tests {
         (told[0].seen, told[1].seen) = (3, 2);
         let result = checked(&told, &launches(&[1000, 1500, 1999, 2000]), false);
         assert_eq!((result.holds, result.missing, result.surplus), (false, 1, 1));
+    }
+
+    #[test]
+    fn what_the_device_did_is_counted_where_its_processes_have_counted_it() {
+        use ktape_format::event::Kernel;
+        let mut events = launches(&[1000, 1500]);
+        [1600, 1700].into_iter().for_each(|start_ns| events.kernel.push(Kernel { start_ns, ..Kernel::default() }));
+        let told = |seen, written, lost| {
+            vec![
+                tally(1, OWN_COUNT, 1, [2, 2, 0]),
+                tally(1, OWN_COUNT, Kernel::KIND, [seen, written, lost]),
+                tally(1, 0, 0, [0; 3]),
+            ]
+        };
+        assert!(checked(&told(3, 2, 1), &events, false).holds);
+        assert_eq!(checked(&told(3, 3, 0), &events, false).missing, 1);
+        let result = checked(&told(3, 2, 0), &events, false);
+        assert_eq!(
+            result.faults[0].what,
+            "kernel: 1 were seen, and neither written nor lost, by the processes' own count from 1000 ns on"
+        );
+        // Of a tape whose calls alone were counted nothing is said of them.
+        assert!(checked(&told(0, 0, 0)[..1], &events, true).holds);
     }
 
     #[test]

@@ -5,9 +5,10 @@
 //! padded to 8; it never goes round the end: where it would not fit there, a record of kind 0 fills the rest. The writer stores
 //! `head` after the record's bytes (release), the reader `tail` after it is done with them.
 //!
-//! The writer never waits. What has no room is counted: `seen` before room is asked for, `lost` where there was none, both by the
-//! tape's table that the record would have become a row of, so that nothing is missing without a number. A process that is
-//! killed between two stores leaves a ring that ends at its last whole record.
+//! The writer never waits. What has no room is counted: seen before room is asked for, lost where there was none, both by the
+//! tape's table that the record would have become a row of and by the interval of the event's own time, as the eBPF programs do it
+//! ([`tally`]), so that nothing is missing without a number. A process that is killed between two stores leaves a ring that ends at
+//! its last whole record.
 //!
 //! The reader does not trust the writer: whatever the header and the lengths say, it stays within the mapping.
 
@@ -15,12 +16,21 @@ use core::mem::size_of;
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use super::{LAYOUT, MAGIC};
-use crate::wire::tally;
+use crate::wire::tally::{self, KINDS, SLOTS};
 
 /// The data begins behind this.
-pub const HEADER_BYTES: usize = 4096;
+pub const HEADER_BYTES: usize = 4096 + SLOTS as usize * size_of::<Slot>();
 
-/// The first page of a ring.
+/// What was counted in one interval, and in those so many [`SLOTS`] before: as [`tally::Slot`].
+#[repr(C)]
+pub struct Slot {
+    /// Of those seen, how many found no room.
+    pub lost: [AtomicU64; KINDS],
+    /// Events that were to be told.
+    pub seen: [AtomicU64; KINDS],
+}
+
+/// The first pages of a ring.
 #[repr(C, align(64))]
 pub struct Header {
     /// [`MAGIC`], stored last.
@@ -44,10 +54,8 @@ pub struct Header {
     /// Up to where they have been read.
     pub tail: AtomicU64,
     padding_of_tail: [u64; 7],
-    /// Events that were to be told, by the tape's table.
-    pub seen: [AtomicU64; tally::KINDS],
-    /// Of these, those that found no room.
-    pub lost: [AtomicU64; tally::KINDS],
+    /// By the interval's number, modulo their count.
+    pub slots: [Slot; SLOTS as usize],
 }
 
 const _: () = assert!(size_of::<Header>() <= HEADER_BYTES);
@@ -72,6 +80,7 @@ pub struct Writer {
     head: u64,
     /// What `tail` was when it was read last.
     tail: u64,
+    pid_tid: u64,
 }
 
 impl Writer {
@@ -92,7 +101,14 @@ impl Writer {
             (*header).magic.store(MAGIC, Ordering::Release);
         }
         // SAFETY: as above.
-        Writer { header, data: unsafe { memory.add(HEADER_BYTES) }, mask: bytes - 1, head: 0, tail: 0 }
+        let data = unsafe { memory.add(HEADER_BYTES) };
+        Writer { header, data, mask: bytes - 1, head: 0, tail: 0, pid_tid: u64::from(pid) << 32 | u64::from(tid) }
+    }
+
+    /// The process in the upper half, the thread in the lower: as records have it.
+    #[inline(always)]
+    pub fn pid_tid(&self) -> u64 {
+        self.pid_tid
     }
 
     fn header(&self) -> &Header {
@@ -100,16 +116,28 @@ impl Writer {
         unsafe { &*self.header }
     }
 
-    /// Counts an event of this table as seen. Before its record is put.
+    /// Counts an event of this table as seen, under its own time, which its record has too. Before its record is put.
     #[inline(always)]
-    pub fn seen(&self, table: u32) {
-        raise(&self.header().seen, table);
+    pub fn seen(&self, table: u32, time_ns: u64) {
+        raise(&self.slot(time_ns).seen, table, 1);
     }
 
     /// Counts an event of this table as lost.
     #[cold]
-    pub fn lost(&self, table: u32) {
-        raise(&self.header().lost, table);
+    pub fn lost(&self, table: u32, time_ns: u64) {
+        raise(&self.slot(time_ns).lost, table, 1);
+    }
+
+    /// Counts so many events of a table and an interval as seen and lost: those that another thread could not count itself.
+    pub fn lost_elsewhere(&self, table: u32, interval: u64, count: u64) {
+        let slot = self.slot(interval << tally::INTERVAL_SHIFT);
+        raise(&slot.seen, table, count);
+        raise(&slot.lost, table, count);
+    }
+
+    #[inline(always)]
+    fn slot(&self, time_ns: u64) -> &Slot {
+        &self.header().slots[(tally::interval(time_ns) % u64::from(SLOTS)) as usize]
     }
 
     /// Puts a record of two parts. False if there is no room for it: then nothing is put.
@@ -177,9 +205,10 @@ const fn whole(bytes: usize) -> u64 {
 
 /// One thread counts, others only look: no need for an atomic addition.
 #[inline(always)]
-fn raise(counters: &[AtomicU64; tally::KINDS], table: u32) {
-    let counter = &counters[table as usize % tally::KINDS];
-    counter.store(counter.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
+fn raise(counters: &[AtomicU64; KINDS], table: u32, by: u64) {
+    let counter = &counters[table as usize % KINDS];
+    // What the other side may have written there is no reason to panic.
+    counter.store(counter.load(Ordering::Relaxed).wrapping_add(by), Ordering::Relaxed);
 }
 
 /// The side that reads.
@@ -239,6 +268,19 @@ impl Reader {
     pub fn header(&self) -> &Header {
         // SAFETY: mapped as long as the reader lives; what changes in it is atomic.
         unsafe { &*self.header }
+    }
+
+    /// Whether all was read.
+    pub fn is_empty(&self) -> bool {
+        self.header().head.load(Ordering::Acquire) == self.tail
+    }
+
+    /// What was counted in the slot of an interval. What was lost is read first, so that no more is lost than seen.
+    pub fn slot(&self, interval: u64) -> tally::Slot {
+        let slot = &self.header().slots[(interval % u64::from(SLOTS)) as usize];
+        let read = |counters: &[AtomicU64; KINDS]| core::array::from_fn(|kind| counters[kind].load(Ordering::Acquire));
+        let lost = read(&slot.lost);
+        tally::Slot { lost, seen: read(&slot.seen) }
     }
 
     /// Copies the next record into `into`, whose former contents go. False where there is none yet.
@@ -341,6 +383,19 @@ mod tests {
     }
 
     #[test]
+    fn what_is_counted_stands_under_its_own_time() {
+        let (writer, reader) = both(memory());
+        let at = |interval: u64| interval << tally::INTERVAL_SHIFT | 5;
+        for (interval, table) in [(3, 1), (3, 1), (4, 4), (3 + u64::from(SLOTS), 1)] {
+            writer.seen(table, at(interval));
+        }
+        writer.lost(1, at(3));
+        let slot = reader.slot(3);
+        assert_eq!((slot.seen[1], slot.lost[1], reader.slot(4).seen[4]), (3, 1, 1));
+        assert_eq!(reader.slot(5).seen, [0; KINDS]);
+    }
+
+    #[test]
     fn a_record_larger_than_the_ring_has_no_room() {
         let (mut writer, mut reader) = both(memory());
         assert!(!writer.put(&[1; 300], &[]));
@@ -367,7 +422,7 @@ mod tests {
         // SAFETY: as in `both`.
         unsafe {
             assert_eq!(Reader::new(memory, 100).unwrap_err(), Unreadable::NoRing);
-            assert_eq!(Reader::new(memory, 5000).unwrap_err(), Unreadable::NoRing);
+            assert_eq!(Reader::new(memory, HEADER_BYTES + 8).unwrap_err(), Unreadable::NoRing);
             Writer::begin(memory, DATA, (1, 2), 3);
             assert_eq!(Reader::new(memory, HEADER_BYTES + 100).unwrap_err(), Unreadable::Broken);
             memory.add(8).cast::<u32>().write(99);

@@ -51,9 +51,10 @@ pub(super) fn run(args: &Args) -> Result<Outcome> {
         max_overhead: args.recording.max_overhead,
         off_cpu: args.recording.off_cpu,
         node: None,
+        inside: None,
     })?;
     if is_segmented {
-        recording::rotate_on_hangup(&session)?;
+        recording::rotate_on_hangup(session.rotation())?;
     }
     for &pid in &args.pids {
         session.add_process(pid)?;

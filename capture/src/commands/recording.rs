@@ -17,7 +17,7 @@ use crate::kernel::sampler::MOST_HZ;
 use crate::record::blind_spots::Kind;
 use crate::record::cost::Spending;
 use crate::record::segments;
-use crate::record::session::{Progress, Session};
+use crate::record::session::Progress;
 use crate::record::summary::{GpuValues, Summary};
 
 /// How much may wait between the probes and the recorder, unless something else is said.
@@ -95,6 +95,24 @@ impl Recording {
 }
 
 impl Recording {
+    /// How long the ring of a thread is, where a library inside of the process collects: as there are many threads, a part of what
+    /// may wait in all.
+    pub(super) fn ring_bytes(&self) -> u32 {
+        const THREADS: u32 = 8;
+        ((self.buffer << 20) / THREADS).clamp(1 << 16, 1 << 27)
+    }
+
+    /// The option that is set and cannot be without eBPF probes.
+    pub(super) fn needs_probes(&self) -> Option<&'static str> {
+        let options = [
+            (self.native, "--native"),
+            (self.cpu_hz.is_some(), "--cpu-hz"),
+            (self.off_cpu, "--off-cpu"),
+            (self.max_overhead.is_some(), "--max-overhead"),
+        ];
+        options.into_iter().find_map(|(is_set, option)| is_set.then_some(option))
+    }
+
     /// Which segments, if the output is a directory.
     pub(super) fn segments(&self, output: &Path) -> Option<segments::Options> {
         is_directory(output).then(|| self.segments.options(output))
@@ -102,8 +120,8 @@ impl Recording {
 }
 
 /// Has SIGHUP end the segment that is written.
-pub(super) fn rotate_on_hangup(session: &Session) -> io::Result<()> {
-    signal_hook::flag::register(SIGHUP, session.rotation()).map(|_| ())
+pub(super) fn rotate_on_hangup(rotation: Arc<AtomicBool>) -> io::Result<()> {
+    signal_hook::flag::register(SIGHUP, rotation).map(|_| ())
 }
 
 /// A flag that SIGINT and SIGTERM set. The second of them ends the program at once: whatever is on the tape stays readable.
@@ -242,6 +260,21 @@ pub(super) fn report_as(summary: &Summary, json: bool, quiet: bool) -> Result<()
     }
     if let Some(GpuValues { gpus, written, lost }) = summary.gpu_counters {
         writeln!(out, "GPU counters: {written} values of {gpus} GPUs written, {lost} lost")?;
+    }
+    if let Some(inside) = &summary.inside {
+        let counts = &inside.counts;
+        writeln!(
+            out,
+            "device: {} kernels, {} copies, {} memsets of {} processes with CUPTI; {} lost",
+            counts.kernels,
+            counts.copies,
+            counts.sets,
+            inside.states.get("recording").copied().unwrap_or(0),
+            inside.lost + counts.missing,
+        )?;
+        if counts.refused_launches > 0 {
+            writeln!(out, "  {} launches were refused, and have no kernel", counts.refused_launches)?;
+        }
     }
     if let Some(off_cpu) = &summary.off_cpu {
         writeln!(

@@ -38,6 +38,8 @@ pub enum Program {
     Libraries,
     /// The end of a code object of Python's.
     CodeFreed,
+    /// The word of a library inside a process which number a call has in CUPTI.
+    Correlated,
     /// Nothing, for [`Kernel::load_with_empty`](super::programs::Kernel::load_with_empty).
     Empty,
 }
@@ -52,6 +54,7 @@ pub(super) const RECORDING: &[Named] = &[
     (Program::Enter, "enter"),
     (Program::Libraries, "libraries"),
     (Program::CodeFreed, "code_freed"),
+    (Program::Correlated, "correlated"),
 ];
 
 /// The same, and what their cost is compared with.

@@ -69,7 +69,7 @@ impl Session {
         wanted.is_empty() || meaning.group().is_none_or(|group| wanted.contains(&group))
     }
 
-    fn sites(&self, path: &Path, symbols: &[&str]) -> Result<probes::Sites> {
+    pub(super) fn sites(&self, path: &Path, symbols: &[&str]) -> Result<probes::Sites> {
         let file = File::open(path)?;
         // Read, not mapped: whoever cuts the file short must not end the recorder.
         let bytes = ReadCache::new(file);

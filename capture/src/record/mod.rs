@@ -1,9 +1,11 @@
 //! Recording: which processes, onto which tape, from when to when. The recorder knows files and processes, not CUDA.
 
+pub mod alone;
 pub mod blind_spots;
 pub mod cost;
 mod folder;
 mod governor;
+pub mod inside;
 mod keeper;
 mod libraries;
 mod losses;

@@ -123,20 +123,8 @@ impl Session {
     /// Begins a process that the programs know, with the program of this generation, which it may not run any more, or the one
     /// that it runs now; `is_new` says whether nothing of it was missed.
     pub(super) fn begin_known(&mut self, pid: u32, generation: Option<u64>, is_new: bool) -> Result<()> {
-        let pidfd = rustix::process::Pid::from_raw(pid as i32)
-            .and_then(|pid| rustix::process::pidfd_open(pid, rustix::process::PidfdFlags::empty()).ok());
-        // One that ended meanwhile has left its calls in the ring buffer, and only its number is known of it.
-        let identity = Process::of(pid).map_or_else(
-            |_| Identity { pid, ..Identity::default() },
-            |process| Identity {
-                pid,
-                start_ns: process.start_ns,
-                name: process.name,
-                command: process.command.join(" "),
-                container: process.container.unwrap_or_default(),
-            },
-        );
-        self.collector.begin_process(&identity, is_new, &mut self.tape)?;
+        let pidfd = pidfd_of(pid);
+        self.collector.begin_process(&identity_of(pid), is_new, &mut self.tape)?;
         let now = || self.kernel.target(pid).map_or(0, |target| target.generation);
         let generation = generation.unwrap_or_else(now);
         let inherited = self.kernel.interpreter(pid, generation);
@@ -191,21 +179,14 @@ impl Session {
 
     /// Ends processes that are gone, after their last records.
     pub(super) fn forget_the_gone(&mut self) -> Result<()> {
-        let is_gone = |pidfd: &OwnedFd| {
-            let mut fds = [PollFd::new(pidfd, PollFlags::IN)];
-            poll(&mut fds, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })).is_ok_and(|ready| ready > 0)
-        };
-        // Where no descriptor is left for it, /proc has to tell.
-        let has_ended = |(pid, recorded): &(&u32, &Recorded)| match &recorded.pidfd {
-            Some(pidfd) => is_gone(pidfd),
-            None => !is_running(**pid),
-        };
+        let has_ended = |(pid, recorded): &(&u32, &Recorded)| has_ended(**pid, recorded.pidfd.as_ref());
         let gone: Vec<u32> = self.processes.iter().filter(has_ended).map(|(&pid, _)| pid).collect();
         if gone.is_empty() {
             return Ok(());
         }
         // Whatever it did is in the ring buffer by now, which holds so many of the shortest records.
         self.drain(self.options.buffer_bytes as usize / size_of::<Lifecycle>())?;
+        self.drain_inside()?;
         for pid in gone {
             let last_end = self.processes.get(&pid).and_then(|recorded| recorded.last_end);
             let (end_ns, status) = last_end.unwrap_or_else(|| (monotonic_ns(), 0));
@@ -213,8 +194,40 @@ impl Session {
             self.note_blind_spots_of(pid);
             self.collector.end_process(pid, &mut self.tape)?;
             self.kernel.remove_target(pid);
+            if let Some(inside) = &mut self.inside {
+                inside.end_process(pid);
+            }
             self.processes.remove(&pid);
         }
         Ok(())
     }
+}
+
+/// Who a process is. One that has ended meanwhile has left its calls behind, and only its number is known of it.
+pub(super) fn identity_of(pid: u32) -> Identity {
+    Process::of(pid).map_or_else(
+        |_| Identity { pid, ..Identity::default() },
+        |process| Identity {
+            pid,
+            start_ns: process.start_ns,
+            name: process.name,
+            command: process.command.join(" "),
+            container: process.container.unwrap_or_default(),
+        },
+    )
+}
+
+/// A descriptor that is readable when the process is gone, if there is one to be had.
+pub(super) fn pidfd_of(pid: u32) -> Option<OwnedFd> {
+    let pid = rustix::process::Pid::from_raw(pid as i32)?;
+    rustix::process::pidfd_open(pid, rustix::process::PidfdFlags::empty()).ok()
+}
+
+/// Whether a process is gone. Where no descriptor is left for it, /proc has to tell.
+pub(super) fn has_ended(pid: u32, pidfd: Option<&OwnedFd>) -> bool {
+    let is_gone = |pidfd: &OwnedFd| {
+        let mut fds = [PollFd::new(pidfd, PollFlags::IN)];
+        poll(&mut fds, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })).is_ok_and(|ready| ready > 0)
+    };
+    pidfd.map_or_else(|| !is_running(pid), is_gone)
 }

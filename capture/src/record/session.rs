@@ -24,6 +24,7 @@ use rustix::time::{ClockId, clock_gettime};
 use super::blind_spots::Noted;
 use super::cost::Cost;
 use super::governor::Governor;
+use super::inside::{self, Inside};
 use super::losses::Losses;
 use super::node::Node;
 use super::output::Output;
@@ -31,7 +32,7 @@ use super::processes::Recorded;
 use super::scope::Scope;
 use super::segments;
 use super::summary::{CpuSamples, GpuValues, OffCpu, Summary};
-use super::tally::Tallies;
+use super::tally::{Counting, Tallies};
 use crate::collect::nvml::GpuCounters;
 use crate::collect::outside::{LostCalls, Notice, Outside};
 use crate::kernel::programs::Kernel;
@@ -44,13 +45,13 @@ use crate::target::libraries::{self, FileId};
 use crate::target::stubs::live;
 
 /// How long a record may lie before it is looked for.
-const TICK: Duration = Duration::from_millis(20);
+pub(super) const TICK: Duration = Duration::from_millis(20);
 /// How often processes are looked at again: for libraries and interpreters that came without a word.
 pub(super) const LOOK_AGAIN: Duration = Duration::from_millis(500);
 /// How often losses are told.
-const TELL_LOSSES: Duration = Duration::from_secs(1);
+pub(super) const TELL_LOSSES: Duration = Duration::from_secs(1);
 /// How often the clocks are read together.
-const CLOCKS: Duration = Duration::from_secs(10);
+pub(super) const CLOCKS: Duration = Duration::from_secs(10);
 /// So many troubles are told apart: over weeks there may be any number.
 const MOST_TROUBLES: usize = 1000;
 /// After so many records the other duties have their turn.
@@ -81,6 +82,8 @@ pub struct Options {
     pub gpu_hz: Option<u32>,
     /// The whole node is recorded, as far as this has it; `None` for named processes.
     pub node: Option<Scope>,
+    /// What a library inside of the processes is asked for, and its file; `None` for none.
+    pub inside: Option<(inside::Options, PathBuf)>,
 }
 
 /// A recording that goes on.
@@ -102,6 +105,8 @@ pub struct Session {
     gpu_counters: Option<GpuCounters>,
     governor: Option<Governor>,
     pub(super) tallies: Tallies,
+    /// What the libraries inside of processes tell.
+    pub(super) inside: Option<Inside>,
     /// What there is more where the whole node is recorded.
     pub(super) node: Option<Node>,
     pub(super) processes: FxHashMap<u32, Recorded>,
@@ -155,14 +160,7 @@ impl Session {
         // Before probes are tried: those would leave traces in this process that hide the answer.
         let site_kernel = probes::Kernel::ask().unwrap_or(probes::Kernel::OLD);
         let traps = Traps::measure(&mut kernel);
-        let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
-        let writer = concat!("capture ", env!("CARGO_PKG_VERSION"));
-        let tape_options = TapeOptions::live(writer, ClockKind::Monotonic, &host);
-        let tape = match &options.segments {
-            Some(segments) => Output::segments(segments.clone(), tape_options)?,
-            None => Output::tape(&options.output, &tape_options)
-                .with_context(|| format!("cannot begin {}", options.output.display()))?,
-        };
+        let tape = begin_tape(&options)?;
         let now = Instant::now();
         let hooked = vec![false; functions.len()];
         let mut session = Session {
@@ -173,6 +171,7 @@ impl Session {
             gpu_counters,
             governor: options.max_overhead.map(|limit| Governor::new(limit, options.native, options.launch_durations)),
             tallies: Tallies::new(monotonic_ns()),
+            inside: None,
             node: options.node.clone().map(Node::new).transpose()?,
             options,
             functions,
@@ -198,6 +197,7 @@ impl Session {
             told_losses: now,
             read_clocks: now,
         };
+        session.begin_inside()?;
         if let Some(scope) = &session.options.node {
             session.collector.set_scope(scope.of_launches()?);
         }
@@ -254,6 +254,7 @@ impl Session {
     pub fn run(&mut self, stop: &AtomicBool, mut progress: impl FnMut(Progress)) -> Result<()> {
         while !stop.load(Ordering::Relaxed) && (self.node.is_some() || !self.processes.is_empty()) {
             let taken = self.drain(RECORDS_A_ROUND)?;
+            self.drain_inside()?;
             self.look_after_node()?;
             self.duties()?;
             progress(self.progress());
@@ -267,6 +268,7 @@ impl Session {
 
     /// Takes the probes away, writes what is still on its way, and closes the tape.
     pub fn end(mut self) -> Result<Summary> {
+        self.await_device()?;
         let duration_ns = self.began.elapsed().as_nanos() as u64;
         let now_ns = monotonic_ns();
         let pids: Vec<u32> = self.processes.keys().copied().collect();
@@ -277,6 +279,7 @@ impl Session {
         self.is_ending = true;
         let gpu_counters = self.end_gpu_counters()?;
         while self.drain(usize::MAX)? > 0 {}
+        self.drain_inside()?;
         let off_at_end = self.end_off_cpu(now_ns)?;
         for pid in pids {
             self.lifecycle(pid, lifecycle_kind::DETACH, now_ns, 0)?;
@@ -287,7 +290,11 @@ impl Session {
         let sampled = self.kernel.sample_counters()?;
         self.look_at_cost(&counters, self.told_losses.elapsed())?;
         let off_cpu = self.kernel.off_cpu_counters()?;
-        self.tallies.look(&self.kernel, self.collector.settled(), monotonic_ns())?;
+        self.tallies.look(
+            Counting::of(&self.kernel, self.inside.as_ref()),
+            self.collector.settled(),
+            monotonic_ns(),
+        )?;
         self.read_clocks()?;
         let is_event = |(function, _): &(&Probed, _)| function.meaning.is_event();
         let (out_of_scope, left_out) = self.out_of_scope()?;
@@ -311,6 +318,9 @@ impl Session {
         let written = self.collector.events();
         let samples = self.collector.samples();
         let off_written = self.collector.off_cpu_written() - off_at_end;
+        if let Some(inside) = &self.inside {
+            self.losses.of_rings(&inside.counted().lost);
+        }
         let told = self.losses.tell(&self.functions, &counters, &sampled, &off_cpu, now_ns, &mut self.tape);
         let told = told.and_then(|()| {
             let calls = u64::saturating_sub(seen, written + self.losses.lost);
@@ -319,6 +329,7 @@ impl Session {
             self.losses.tell_rest(calls, rest, off, now_ns, &mut self.tape)?;
             self.tallies.finish(&mut self.tape)
         });
+        let inside = self.inside.as_mut().map(|inside| inside.summary(self.collector.device()));
         let tape_lost_events = self.tape.lost_events();
         let untold = sealed.and(told).err().map(|error| format!("{}: {error}", self.options.output.display()));
         let finished = self.tape.finish();
@@ -353,6 +364,7 @@ impl Session {
                 taken: samples,
             }),
             gpu_counters,
+            inside,
             off_cpu: self.options.off_cpu.then_some(OffCpu {
                 seen: off_cpu.seen,
                 written: off_written,
@@ -381,6 +393,9 @@ impl Session {
         let sampled = self.kernel.sample_counters()?;
         let off_cpu = self.kernel.off_cpu_counters()?;
         let lost = self.losses.lost;
+        if let Some(inside) = &self.inside {
+            self.losses.of_rings(&inside.counted().lost);
+        }
         self.losses.tell(&self.functions, &counters, &sampled, &off_cpu, monotonic_ns(), &mut self.tape)?;
         let of_graphs = |(function, _): &(&Probed, &Counters)| {
             matches!(function.meaning, Meaning::Graph(_) | Meaning::GraphInstantiate)
@@ -393,7 +408,11 @@ impl Session {
             true => LostCalls::Some,
             false => LostCalls::None,
         });
-        self.tallies.look(&self.kernel, self.collector.settled(), monotonic_ns())?;
+        self.tallies.look(
+            Counting::of(&self.kernel, self.inside.as_ref()),
+            self.collector.settled(),
+            monotonic_ns(),
+        )?;
         self.tallies.tell(&mut self.tape)?;
         self.look_at_cost(&counters, elapsed)
     }
@@ -445,9 +464,7 @@ impl Session {
     }
 
     pub(super) fn trouble(&mut self, what: String) {
-        let is_known = self.troubles.len() < MOST_TROUBLES || self.troubles.contains_key(&what);
-        let what = if is_known { what } else { "further troubles".to_owned() };
-        *self.troubles.entry(what).or_default() += 1;
+        note_trouble(&mut self.troubles, what);
     }
 
     fn duties(&mut self) -> Result<()> {
@@ -466,6 +483,7 @@ impl Session {
         if self.told_losses.elapsed() >= TELL_LOSSES {
             let elapsed = std::mem::replace(&mut self.told_losses, Instant::now()).elapsed();
             self.tell_account(elapsed)?;
+            self.sweep_device()?;
         }
         if self.read_clocks.elapsed() >= CLOCKS {
             self.collector.sweep();
@@ -552,19 +570,7 @@ impl Session {
 
     fn read_clocks(&mut self) -> Result<()> {
         self.read_clocks = Instant::now();
-        for (clock, id) in [(clock_kind::UNIX, ClockId::Realtime), (clock_kind::BOOT, ClockId::Boottime)] {
-            let before = monotonic_ns();
-            let value_ns = clock_ns(id);
-            let after = monotonic_ns();
-            self.tape.event(ClockPair {
-                start_ns: before + (after - before) / 2,
-                clock,
-                value_ns,
-                uncertainty_ns: (after - before) as u64,
-                device: 0,
-            })?;
-        }
-        Ok(())
+        write_clocks(&mut self.tape)
     }
 
     /// Writes what is known of threads that are off their processors still; returns how many.
@@ -595,6 +601,42 @@ impl Session {
     }
 }
 
+/// Begins what a recording writes onto.
+pub(super) fn begin_tape(options: &Options) -> Result<Output> {
+    let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
+    let writer = concat!("capture ", env!("CARGO_PKG_VERSION"));
+    let tape_options = TapeOptions::live(writer, ClockKind::Monotonic, &host);
+    match &options.segments {
+        Some(segments) => Output::segments(segments.clone(), tape_options),
+        None => Output::tape(&options.output, &tape_options)
+            .with_context(|| format!("cannot begin {}", options.output.display())),
+    }
+}
+
+/// Reads the clocks together, and writes what they said.
+pub(super) fn write_clocks(tape: &mut Output) -> Result<()> {
+    for (clock, id) in [(clock_kind::UNIX, ClockId::Realtime), (clock_kind::BOOT, ClockId::Boottime)] {
+        let before = monotonic_ns();
+        let value_ns = clock_ns(id);
+        let after = monotonic_ns();
+        tape.event(ClockPair {
+            start_ns: before + (after - before) / 2,
+            clock,
+            value_ns,
+            uncertainty_ns: (after - before) as u64,
+            device: 0,
+        })?;
+    }
+    Ok(())
+}
+
+/// Counts something that went wrong.
+pub(super) fn note_trouble(troubles: &mut BTreeMap<String, u64>, what: String) {
+    let is_known = troubles.len() < MOST_TROUBLES || troubles.contains_key(&what);
+    let what = if is_known { what } else { "further troubles".to_owned() };
+    *troubles.entry(what).or_default() += 1;
+}
+
 /// A record's bytes, at an address that suits it.
 fn aligned_copy(record: &[u8]) -> Vec<u64> {
     let words = record.chunks(8).map(|chunk| {
@@ -610,7 +652,7 @@ fn bytes_of(words: &[u64]) -> &[u8] {
     unsafe { std::slice::from_raw_parts(words.as_ptr().cast(), 8 * words.len()) }
 }
 
-fn many(what: String, count: u64) -> String {
+pub(super) fn many(what: String, count: u64) -> String {
     if count == 1 { what } else { format!("{what} ({count} times)") }
 }
 

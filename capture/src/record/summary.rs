@@ -47,6 +47,8 @@ pub struct Summary {
     pub cpu_samples: Option<CpuSamples>,
     /// What the GPUs said of themselves, if they were asked.
     pub gpu_counters: Option<GpuValues>,
+    /// What libraries inside of processes told, if any were asked.
+    pub inside: Option<super::inside::Summary>,
     /// The stretches off the processor, if any were asked for.
     pub off_cpu: Option<OffCpu>,
     /// Rows that the tape was not written fast enough for, or not at all: it has loss rows for them.
@@ -116,6 +118,12 @@ impl Summary {
     pub fn is_complete(&self) -> bool {
         let has_samples = self.cpu_samples.is_none_or(|samples| samples.lost == 0);
         let has_off_cpu = self.off_cpu.is_none_or(|off_cpu| off_cpu.lost == 0);
-        self.lost == 0 && has_samples && has_off_cpu && self.tape_lost_events == 0 && self.seen == self.written
+        let has_device = self.inside.as_ref().is_none_or(|inside| inside.lost == 0 && inside.counts.missing == 0);
+        self.lost == 0
+            && has_device
+            && has_samples
+            && has_off_cpu
+            && self.tape_lost_events == 0
+            && self.seen == self.written
     }
 }

@@ -40,6 +40,8 @@ pub enum Source {
     Symbol,
     /// The driver's object.
     Scan,
+    /// CUPTI, in the process itself.
+    Device,
     /// Nowhere: it is called by its handle.
     Unresolved,
 }
@@ -54,6 +56,7 @@ impl Source {
             Source::Handle => "handle",
             Source::Symbol => "symbol",
             Source::Scan => "scan",
+            Source::Device => "device",
             Source::Unresolved => "unresolved",
         }
     }
@@ -63,8 +66,10 @@ impl Source {
 pub(super) type Objects = Rc<RefCell<opaque::Objects>>;
 
 /// The kernels of a process.
-pub(super) struct Kernels {
+pub(in super::super) struct Kernels {
     pid: u32,
+    /// The definition of what was launched last; 0 for nothing yet.
+    pub(super) last: u32,
     /// Whether all handles there are have been seen to be handed out.
     is_new: bool,
     by_handle: FxHashMap<u64, Kernel>,
@@ -95,6 +100,7 @@ impl Kernels {
     pub(super) fn new(pid: u32, is_new: bool, scope: Rc<LaunchScope>) -> Kernels {
         Kernels {
             pid,
+            last: 0,
             is_new,
             by_handle: FxHashMap::default(),
             by_stub: FxHashMap::default(),
@@ -114,6 +120,7 @@ impl Kernels {
 
     /// Counts a launch of this definition, if that has no name.
     pub(super) fn launched(&mut self, id: u32) {
+        self.last = id;
         if let Some(launches) = self.unnamed.get_mut(&id) {
             *launches += 1;
         }
@@ -191,6 +198,12 @@ impl Kernels {
         self.sample(kind, handle, name, sink)
     }
 
+    /// Learns a handle's name from the process itself, if there is none yet.
+    pub(super) fn told<S: Sink>(&mut self, handle: u64, name: &str, sink: &mut S) -> Result<(), S::Error> {
+        let is_known = self.by_handle.get(&handle).is_some_and(|kernel| kernel.source != Source::Unresolved);
+        if is_known { Ok(()) } else { self.name(handle, name, Source::Device, sink).map(|_| ()) }
+    }
+
     /// Learns a handle's name. The latest counts, as a handle may be used again for another kernel.
     fn name<S: Sink>(&mut self, handle: u64, name: &str, source: Source, sink: &mut S) -> Result<u32, S::Error> {
         let string = sink.string(name)?;
@@ -209,6 +222,20 @@ impl Kernels {
             self.unnamed.remove(&before.id);
         }
         Ok(id)
+    }
+
+    /// Learns from the device the name of a launch's kernel, by its definition. Nothing where that has a name.
+    pub(in super::super) fn named_by_device<S: Sink>(
+        &mut self,
+        id: u32,
+        name: &str,
+        sink: &mut S,
+    ) -> Result<(), S::Error> {
+        if !self.unnamed.contains_key(&id) {
+            return Ok(());
+        }
+        let handle = self.by_handle.iter().find(|(_, kernel)| kernel.id == id).map(|(&handle, _)| handle);
+        handle.map_or(Ok(()), |handle| self.name(handle, name, Source::Device, sink).map(|_| ()))
     }
 
     fn say_source<S: Sink>(&mut self, id: u32, source: Source, sink: &mut S) -> Result<(), S::Error> {

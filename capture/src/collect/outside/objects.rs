@@ -13,6 +13,7 @@ use ktape_format::event::{allocator, copy_kind, memory_kind};
 use ktape_format::table::DefinitionKind;
 use rustc_hash::FxHashMap;
 
+use super::super::inside::device;
 use super::graphs::Graphs;
 use super::thread::Thread;
 
@@ -35,6 +36,10 @@ pub(super) struct Objects {
     /// Whether all allocations there are have been seen.
     is_new: bool,
     pub(super) graphs: Graphs,
+    /// What the device did, and the calls that had it do that.
+    pub(super) device: device::Device,
+    /// The context of each stream, by their definitions.
+    pub(super) context_of: FxHashMap<u32, u32>,
     /// The call that recorded each event last.
     recorded: FxHashMap<u64, u64>,
     /// Block and shared memory of functions that are launched as before CUDA 4.
@@ -53,6 +58,8 @@ impl Objects {
             allocated: BTreeMap::new(),
             is_new,
             graphs: Graphs::new(process),
+            device: device::Device::default(),
+            context_of: FxHashMap::default(),
             recorded: FxHashMap::default(),
             launch_shapes: FxHashMap::default(),
             communicators: FxHashMap::default(),
@@ -116,6 +123,7 @@ impl Objects {
         let context = sink.define(Context { process: self.process, device, native: current })?;
         let (flags, priority) = self.made.get(&native).copied().unwrap_or_default();
         let id = sink.define(Stream { context, native, priority, flags })?;
+        self.context_of.insert(id, context);
         if is_default {
             let name = if native == 0 {
                 "default stream".to_owned()

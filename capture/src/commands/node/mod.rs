@@ -69,6 +69,7 @@ pub(super) fn run(args: Args) -> Result<Outcome> {
         max_overhead: settings.max_overhead,
         off_cpu: settings.off_cpu,
         node: Some(settings.scope()),
+        inside: None,
     })?;
     session.add_node()?;
     say(quiet, &format!("recording the node into {}; Ctrl-C ends it", folder.display()));

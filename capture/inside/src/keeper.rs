@@ -1,0 +1,136 @@
+//! The library's own thread: asks for what the device did, and looks whether anybody still wants to know.
+//!
+//! It has all signals blocked, so that none of the program's handlers runs on it. When the process exits it is asked for what is
+//! left, and waited for, but not for long. When the recorder has gone it switches everything off, gives the memory back, and ends.
+
+use std::ptr::null_mut;
+use std::sync::{Condvar, Mutex, PoisonError};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use ktape_ebpf::inside::state;
+
+use crate::cupti::Cupti;
+use crate::guest::{self, Guest};
+use crate::{files, rings, say, stack};
+
+/// The longest that a process that exits is kept waiting.
+const PATIENCE: Duration = Duration::from_secs(2);
+/// How often clocks are compared, and what was dropped is asked for.
+const ROUND: Duration = Duration::from_secs(1);
+
+#[derive(Clone, Copy, PartialEq)]
+enum Exit {
+    NotYet,
+    Wanted,
+    Done,
+}
+
+static EXIT: Mutex<Exit> = Mutex::new(Exit::NotYet);
+static CHANGED: Condvar = Condvar::new();
+
+/// Starts the thread.
+pub(crate) fn begin(guest: &'static Guest, cupti: Option<Cupti>) -> Result<(), String> {
+    extern "C" fn exits() {
+        let _ = std::panic::catch_unwind(wait_for_the_rest);
+    }
+    let started = with_signals_blocked(|| {
+        let keeper = thread::Builder::new().name("ktape".to_owned()).stack_size(1 << 20);
+        keeper.spawn(move || {
+            // What it does not survive is not told on: the program goes on, and CUPTI fills its buffers until there are none.
+            if std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| keep(guest, cupti))).is_err() {
+                guest::go_quiet();
+                say(guest.page, state::FAILED, 0, "its thread failed");
+            }
+            done();
+        })
+    });
+    if let Err(error) = started {
+        guest::go_quiet();
+        say(guest.page, state::FAILED, 0, &format!("a thread: {error}"));
+        return Err(format!("a thread: {error}"));
+    }
+    // SAFETY: the function stays, as the library is never unmapped.
+    unsafe { libc::atexit(exits) };
+    Ok(())
+}
+
+fn keep(guest: &Guest, mut cupti: Option<Cupti>) {
+    let period = Duration::from_millis(u64::from(guest.control.flush_ms.clamp(5, 1000)));
+    let mut last_round = Instant::now();
+    loop {
+        let is_exit = wait(period);
+        let is_gone = guest.control.ended.load(std::sync::atomic::Ordering::Relaxed) != 0
+            || files::is_recorder_gone(&guest.directory);
+        if is_gone {
+            return go_quiet(guest, cupti);
+        }
+        let is_round = is_exit || last_round.elapsed() >= ROUND;
+        if is_round {
+            last_round = Instant::now();
+        }
+        if let Some(cupti) = &mut cupti {
+            cupti.flush(is_exit);
+            if is_round {
+                cupti.account();
+            }
+        }
+        rings::with_writer(0, 0, |writer| rings::tell_elsewhere(writer));
+        if is_exit {
+            return;
+        }
+    }
+}
+
+/// Nobody wants to know any more.
+fn go_quiet(guest: &Guest, cupti: Option<Cupti>) {
+    guest::go_quiet();
+    if let Some(cupti) = cupti {
+        cupti.end();
+    }
+    stack::stop();
+    rings::give_back();
+    say(guest.page, state::QUIET, 0, "the recorder is gone");
+}
+
+/// Until it is time, or the process exits. True for the latter.
+fn wait(period: Duration) -> bool {
+    let exit = EXIT.lock().unwrap_or_else(PoisonError::into_inner);
+    let waited = CHANGED.wait_timeout_while(exit, period, |exit| *exit == Exit::NotYet);
+    *waited.unwrap_or_else(PoisonError::into_inner).0 == Exit::Wanted
+}
+
+fn done() {
+    *EXIT.lock().unwrap_or_else(PoisonError::into_inner) = Exit::Done;
+    CHANGED.notify_all();
+}
+
+/// Called when the process exits, on the thread that makes it exit.
+fn wait_for_the_rest() {
+    // A child has no such thread, and the lock may be held by one that it does not have.
+    if guest::is_child()
+        || !guest::is_listening()
+        || guest::current().is_none_or(|guest| guest.pid != std::process::id())
+    {
+        return;
+    }
+    let mut exit = EXIT.lock().unwrap_or_else(PoisonError::into_inner);
+    if *exit == Exit::NotYet {
+        *exit = Exit::Wanted;
+        CHANGED.notify_all();
+    }
+    drop(CHANGED.wait_timeout_while(exit, PATIENCE, |exit| *exit != Exit::Done));
+}
+
+/// Runs something with all signals blocked on this thread, which a thread that it starts inherits.
+fn with_signals_blocked<R>(run: impl FnOnce() -> R) -> R {
+    // SAFETY: writes and reads signal sets of this function.
+    unsafe {
+        let [mut all, mut before] = [std::mem::zeroed::<libc::sigset_t>(); 2];
+        libc::sigfillset(&raw mut all);
+        libc::pthread_sigmask(libc::SIG_SETMASK, &raw const all, &raw mut before);
+        let result = run();
+        libc::pthread_sigmask(libc::SIG_SETMASK, &raw const before, null_mut());
+        result
+    }
+}

@@ -1,0 +1,245 @@
+//! Each thread's ring: made when the thread first has something to tell, ended when the thread ends.
+//!
+//! The repeated way is a look at the thread's own storage and a few plain stores: no lock, no allocation, no system call. Making a
+//! ring is the exception and does all of these. Its file has all of its blocks from the beginning and its pages are mapped ahead,
+//! so that a file system that fills up later cannot kill the process (a store into a hole of a full one would), and no launch but a
+//! thread's first pays for a page fault.
+//!
+//! What cannot be written into the thread's own ring (a signal's handler that launches in the middle of a store, a ring that could
+//! not be made) is counted here, and the [keeper](crate::keeper) puts the counts into its own.
+//!
+//! Who wants to give a ring's memory back while its thread lives has to know that nobody is writing it. The writer says so by a
+//! plain store before it looks whether it is [listened to](guest::is_listening); the other side makes sure that the store is seen by
+//! `membarrier`, which costs the writer nothing.
+
+use std::cell::{Cell, UnsafeCell};
+use std::ffi::c_void;
+use std::io::ErrorKind;
+use std::ptr::null;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering, compiler_fence};
+use std::sync::{Mutex, PoisonError};
+
+use ktape_ebpf::inside::ring::{HEADER_BYTES, Writer};
+use ktape_ebpf::wire::tally::{self, KINDS, SLOTS};
+
+use crate::calls::Caller;
+use crate::cupti::names::Names;
+use crate::files::{self, Mapping};
+use crate::guest::{self, Guest};
+
+/// How many threads can have a ring at a time.
+pub const MOST_RINGS: usize = 4096;
+
+/// What a thread writes to.
+#[derive(Debug)]
+pub(crate) struct Ring {
+    /// Where records go.
+    pub(crate) writer: Writer,
+    /// The texts that records of this ring can refer to.
+    pub(crate) names: Names,
+    /// What the thread's calls are told with, once it has called.
+    pub(crate) caller: Option<Box<Caller>>,
+}
+
+/// A thread's ring, and what others may know of it.
+struct Place {
+    /// Whether the thread is writing. Others read it only behind a `membarrier`.
+    is_busy: AtomicBool,
+    mapping: Mapping,
+    ring: UnsafeCell<Ring>,
+}
+
+thread_local! {
+    /// The thread's ring. Null: none yet. [`NO_PLACE`]: there will be none.
+    static MINE: Cell<*const Place> = const { Cell::new(null()) };
+}
+
+/// What stands for a ring while it is made, and for one that could not be.
+const NO_PLACE: *const Place = std::ptr::without_provenance(align_of::<Place>());
+
+/// All rings of the process. Only for when one comes or goes.
+static PLACES: Mutex<Vec<Known>> = Mutex::new(Vec::new());
+
+#[derive(PartialEq)]
+struct Known(*const Place);
+
+// SAFETY: other threads look at the flag and the mapping only, and with the list locked, without which it does not go away.
+unsafe impl Send for Known {}
+
+/// Numbers the process's rings.
+static NEXT: AtomicU32 = AtomicU32::new(0);
+
+/// One more than the key whose destructor ends a thread's ring; 0 before there is one.
+static KEY: AtomicU32 = AtomicU32::new(0);
+
+/// What was lost by interval and table, other than for want of room.
+static ELSEWHERE: [[AtomicU64; KINDS]; SLOTS as usize] =
+    [const { [const { AtomicU64::new(0) }; KINDS] }; SLOTS as usize];
+
+/// Has something written into this thread's ring. `None` if there is none to write to, or nobody listens; in the first case an
+/// event of this table (0 for what is none) and time has been counted as seen and lost.
+#[inline(always)]
+pub fn with_writer<R>(table: u32, time_ns: u64, write: impl FnOnce(&mut Writer) -> R) -> Option<R> {
+    with_ring(table, time_ns, |ring| write(&mut ring.writer))
+}
+
+/// As [`with_writer`], with all that belongs to the ring.
+#[inline(always)]
+pub(crate) fn with_ring<R>(table: u32, time_ns: u64, write: impl FnOnce(&mut Ring) -> R) -> Option<R> {
+    let mut mine = MINE.get();
+    if mine.is_null() {
+        mine = make();
+    }
+    if mine == NO_PLACE {
+        count_elsewhere(table, time_ns);
+        return None;
+    }
+    // SAFETY: this thread's, so it lives until the thread ends.
+    let place = unsafe { &*mine };
+    if place.is_busy.load(Ordering::Relaxed) {
+        count_elsewhere(table, time_ns);
+        return None;
+    }
+    let _free = Busy::begin(&place.is_busy);
+    if !guest::is_listening() {
+        return None;
+    }
+    // SAFETY: nobody but this thread gets here, and the flag has made sure that it is not at it already.
+    Some(write(unsafe { &mut *place.ring.get() }))
+}
+
+/// Keeps a ring marked as busy.
+struct Busy<'place>(&'place AtomicBool);
+
+impl<'place> Busy<'place> {
+    #[inline(always)]
+    fn begin(is_busy: &'place AtomicBool) -> Self {
+        is_busy.store(true, Ordering::Relaxed);
+        // For a signal's handler on this thread, and for `give_back`: see there.
+        compiler_fence(Ordering::SeqCst);
+        Busy(is_busy)
+    }
+}
+
+impl Drop for Busy<'_> {
+    #[inline(always)]
+    fn drop(&mut self) {
+        self.0.store(false, Ordering::Release);
+    }
+}
+
+#[cold]
+fn count_elsewhere(table: u32, time_ns: u64) {
+    if table != 0 && guest::is_listening() {
+        let slot = tally::interval(time_ns) % u64::from(SLOTS);
+        ELSEWHERE[slot as usize][table as usize % KINDS].fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+/// Puts what was counted here into a ring.
+pub(crate) fn tell_elsewhere(writer: &Writer) {
+    for (slot, tables) in ELSEWHERE.iter().enumerate() {
+        for (table, count) in tables.iter().enumerate() {
+            if count.load(Ordering::Relaxed) != 0 {
+                writer.lost_elsewhere(table as u32, slot as u64, count.swap(0, Ordering::Relaxed));
+            }
+        }
+    }
+}
+
+/// Makes this thread's ring, or finds that it gets none.
+#[cold]
+fn make() -> *const Place {
+    // A signal's handler that comes in between finds this.
+    MINE.set(NO_PLACE);
+    if let Some(guest) = guest::current().filter(|_| guest::is_listening())
+        && let Some(place) = new_place(guest)
+    {
+        MINE.set(place);
+    }
+    MINE.get()
+}
+
+fn new_place(guest: &Guest) -> Option<*const Place> {
+    let mut places = PLACES.lock().unwrap_or_else(PoisonError::into_inner);
+    if places.len() >= MOST_RINGS {
+        return None;
+    }
+    // SAFETY: no pointers.
+    let tid = unsafe { libc::gettid() } as u32;
+    let mapping = loop {
+        let number = NEXT.fetch_add(1, Ordering::Relaxed);
+        match files::new_ring(&guest.directory, (guest.pid, number), HEADER_BYTES + guest.ring_bytes as usize) {
+            // Of the program that this process was before it called `exec`.
+            Err(error) if error.kind() == ErrorKind::AlreadyExists => {}
+            mapping => break mapping.ok()?,
+        }
+    };
+    // SAFETY: a new file, so zeros, mapped until the ring ends.
+    let writer = unsafe {
+        Writer::begin(mapping.address(), u64::from(guest.ring_bytes), (guest.pid, tid), guest.page.generation)
+    };
+    let ring = UnsafeCell::new(Ring { writer, names: Names::default(), caller: None });
+    let place = Box::into_raw(Box::new(Place { is_busy: AtomicBool::new(false), mapping, ring })).cast_const();
+    // Without a destructor it stays until the process ends, and so does its file.
+    if let Some(key) = KEY.load(Ordering::Acquire).checked_sub(1) {
+        // SAFETY: a key that was made, and never deleted.
+        unsafe { libc::pthread_setspecific(key, place.cast()) };
+    }
+    places.push(Known(place));
+    drop(places);
+    guest.control.files.fetch_add(1, Ordering::Release);
+    Some(place)
+}
+
+/// Has rings end with their threads. Before there is any.
+pub(crate) fn prepare() {
+    let mut key = 0;
+    // SAFETY: writes the key. The function stays, as the library is never unmapped.
+    if unsafe { libc::pthread_key_create(&raw mut key, Some(thread_ends)) } == 0 {
+        KEY.store(key + 1, Ordering::Release);
+    }
+}
+
+/// Ends the ring of a thread that ends. What other destructors of the thread have to tell after this goes into a new one.
+extern "C" fn thread_ends(place: *mut c_void) {
+    // A child has its parent's rings mapped, and they are not its own.
+    if guest::is_child() {
+        return;
+    }
+    let place = place.cast::<Place>().cast_const();
+    MINE.set(null());
+    let mut places = PLACES.lock().unwrap_or_else(PoisonError::into_inner);
+    places.retain(|known| known.0 != place);
+    // SAFETY: made by `new_place`, no longer in the list, and nobody else's.
+    let place = unsafe { Box::from_raw(place.cast_mut()) };
+    if guest::is_listening() {
+        place.ring.into_inner().writer.end();
+    }
+    // The mapping goes with the list still locked: `give_back` is not at it.
+    drop(place.mapping);
+    drop(places);
+}
+
+/// Gives the memory of all rings back, when nobody listens any more: their files are nobody's then. A thread that is writing just
+/// now keeps its ring's.
+pub(crate) fn give_back() {
+    debug_assert!(!guest::is_listening());
+    let places = PLACES.lock().unwrap_or_else(PoisonError::into_inner);
+    // Whoever said that he is busy before this is seen to have said so, and whoever says so behind it sees that nobody listens.
+    // SAFETY: no pointers.
+    let has_been_seen = unsafe {
+        let [register, barrier] = [1 << 4, 1 << 3]; // MEMBARRIER_CMD_(REGISTER_)PRIVATE_EXPEDITED
+        libc::syscall(libc::SYS_membarrier, register, 0, 0) == 0
+            && libc::syscall(libc::SYS_membarrier, barrier, 0, 0) == 0
+    };
+    if has_been_seen {
+        for Known(place) in places.iter() {
+            // SAFETY: in the list, so it is there.
+            let place = unsafe { &**place };
+            if !place.is_busy.load(Ordering::Acquire) {
+                place.mapping.give_back();
+            }
+        }
+    }
+}
