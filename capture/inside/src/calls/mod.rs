@@ -9,6 +9,8 @@
 
 mod parameters;
 mod record;
+#[cfg(test)]
+mod tests;
 
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};

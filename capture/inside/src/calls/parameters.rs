@@ -2,7 +2,7 @@
 //!
 //! It hands over a structure of them, laid out as C does it, while a probe finds words in registers and on the stack. Here are the
 //! arguments' sizes, function by function, so that the words come out the same. They are those of `generated_cuda_meta.h` in CUPTI
-//! 12.9 and 13.5, which agree; `tests/parameters.rs` compares.
+//! 12.9 and 13.5, which agree; `tests/inside/parameters.rs` compares.
 
 /// Arguments that are kept: six registers, and five words of the stack.
 pub(super) const MOST: usize = 11;
@@ -192,6 +192,12 @@ impl Parameters {
             }
         }
         parameters
+    }
+
+    /// Where each begins, and how many bytes it has.
+    pub fn places(&self) -> impl Iterator<Item = (u8, u8)> {
+        let of = |index: usize| (self.offsets[index], (64 - self.shifts[index]) / 8);
+        (0..usize::from(self.count)).map(of)
     }
 
     /// The words of a call: zeros behind its last argument.

@@ -4,6 +4,7 @@
 //! say SKIPPED.
 
 mod headers;
+mod parameters;
 mod real;
 mod recorder;
 mod trust;
