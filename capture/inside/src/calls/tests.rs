@@ -168,7 +168,8 @@ fn a_structure_is_kept_where_it_can_be_read() {
     let entry = entry("cuLaunchKernelEx", plan);
     let mut word = 0;
     let (on_stack, on_heap) = ([7u8; 56], vec![7u8; 56]);
-    for (config, is_there) in [(on_stack.as_ptr(), true), (on_heap.as_ptr(), true), (null(), false), (8 as *const _, false)]
+    for (config, is_there) in
+        [(on_stack.as_ptr(), true), (on_heap.as_ptr(), true), (null(), false), (8 as *const _, false)]
     {
         let launch = LaunchEx(config.cast(), 0x5000, 3, 4);
         let call = MemoryCall::read(&ring.enter(&entry, &data(&launch, None, &mut word))).unwrap();
@@ -188,7 +189,8 @@ fn lists_are_kept_each_in_its_share_and_none_where_one_cannot_be_read() {
     let mut word = 0;
     let lists: [Vec<u64>; 3] = [1, 2, 3].map(|list| vec![list; 500]);
     let share = wire::LIST_BYTES / 8;
-    for (count, third, kept) in [(2, lists[2].as_ptr(), 2), (500, lists[2].as_ptr(), share), (2, null(), 0), (0, null(), 0)]
+    for (count, third, kept) in
+        [(2, lists[2].as_ptr(), 2), (500, lists[2].as_ptr(), share), (2, null(), 0), (0, null(), 0)]
     {
         let batch = Batch(lists[0].as_ptr(), lists[1].as_ptr(), third, count, 5, 6, 7, 8);
         let record = ring.enter(&entry, &data(&batch, None, &mut word));

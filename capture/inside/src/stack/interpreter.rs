@@ -143,7 +143,8 @@ mod tests {
         let page: ProcessPage = unsafe { std::mem::zeroed() };
         let guarded = Guarded { pid: std::process::id() };
         let write = |runtime, version| {
-            let interpreter = Interpreter { runtime, layout: Layout::of(0x030c, false).unwrap(), ..Interpreter::default() };
+            let interpreter =
+                Interpreter { runtime, layout: Layout::of(0x030c, false).unwrap(), ..Interpreter::default() };
             // SAFETY: nobody else has it.
             unsafe { page.interpreter.get().write(interpreter) };
             page.interpreter_version.store(version, Ordering::Release);

@@ -237,8 +237,7 @@ fn send_task(hash: u64, name: &TaskName, sender: &mut Sender<'_>, when: When) ->
     if SENT.was_sent(What::Task(hash), when, tid) {
         return true;
     }
-    let body =
-        TaskBody { kind: kind::TASK_BODY, rotation: when.rotation, pid_tid: sender.pid_tid, hash, name: *name };
+    let body = TaskBody { kind: kind::TASK_BODY, rotation: when.rotation, pid_tid: sender.pid_tid, hash, name: *name };
     let is_sent = sender.writer.put(body.as_bytes(), &[]);
     if is_sent {
         SENT.remember(What::Task(hash), when, tid);
