@@ -18,7 +18,9 @@ use ktape_capture::python::find::find;
 use ktape_capture::python::frames::{Codes, Named};
 use ktape_capture::python::memory::ProcessMemory;
 use ktape_ebpf::inside::ring::Reader;
-use ktape_ebpf::inside::{self, Control, Correlated, FunctionEntry, FunctionName, LAYOUT, MAGIC, ProcessPage, device_time};
+use ktape_ebpf::inside::{
+    self, Control, Correlated, FunctionEntry, FunctionName, LAYOUT, MAGIC, ProcessPage, device_time,
+};
 use ktape_ebpf::python::{CodeBody, Interpreter, Layout, Memory as _, RawFrame};
 use ktape_ebpf::wire::{Call, CodeRecord, Plain as _, Return, StackBody, StackCall, TaskBody, TextPiece, kind, tally};
 use memmap2::MmapRaw;
@@ -241,9 +243,7 @@ impl Ring {
                 let frames = record[size_of::<StackBody>()..].chunks_exact(size_of::<RawFrame>());
                 assert_eq!(frames.len(), body.depth as usize);
                 let shown = frames.filter_map(|frame| match self.codes.name(&RawFrame::read(frame).unwrap()) {
-                    Named::Shown(frame) => {
-                        Some((frame.code.name.to_string(), frame.code.file.to_string(), frame.line))
-                    }
+                    Named::Shown(frame) => Some((frame.code.name.to_string(), frame.code.file.to_string(), frame.line)),
                     Named::Hidden => None,
                     Named::Unknown => panic!("code that was not told"),
                 });
@@ -317,9 +317,9 @@ fn every_launch_has_the_stack_that_the_program_tells(version: &str) {
             launches.extend(&ring.launches);
             assert!(ring.open.is_empty(), "{:?}", ring.open);
             let counted = |table: usize| {
-                (0..u64::from(tally::SLOTS)).map(|slot| ring.reader.slot(slot)).fold((0, 0), |(seen, lost), slot| {
-                    (seen + slot.seen[table], lost + slot.lost[table])
-                })
+                (0..u64::from(tally::SLOTS))
+                    .map(|slot| ring.reader.slot(slot))
+                    .fold((0, 0), |(seen, lost), slot| (seen + slot.seen[table], lost + slot.lost[table]))
             };
             let table = functions::Meaning::Launch.table();
             assert_eq!(counted(table.into()), (ring.launches.len() as u64, 0));
@@ -388,7 +388,8 @@ fn an_interpreter_that_ends_under_a_thread_that_launches_does_not_take_the_proce
     let folder = tempfile::tempdir().unwrap();
     let (source, library) = (folder.path().join("many.c"), folder.path().join("many.so"));
     fs::write(&source, LAUNCH_MANY).unwrap();
-    let compiled = Command::new("cc").args(["-O1", "-shared", "-fPIC", "-o"]).args([&library, &source]).arg("-ldl").status();
+    let compiled =
+        Command::new("cc").args(["-O1", "-shared", "-fPIC", "-o"]).args([&library, &source]).arg("-ldl").status();
     if !compiled.is_ok_and(|status| status.success()) {
         return super::skip("there is no C compiler");
     }
