@@ -5,7 +5,7 @@ use std::ffi::CStr;
 use std::fs::{self, File, OpenOptions};
 use std::os::fd::AsRawFd as _;
 use std::path::{Path, PathBuf};
-use std::process::{Command, ExitStatus, Output, Stdio};
+use std::process::{Command, Output, Stdio};
 use std::ptr::null_mut;
 use std::sync::OnceLock;
 use std::sync::atomic::Ordering;
@@ -260,9 +260,4 @@ pub(crate) fn client(arguments: &[&str]) -> Option<Command> {
 pub(crate) fn assert_ended_well(output: &Output) {
     assert!(output.status.success(), "{output:?}");
     assert_eq!(String::from_utf8_lossy(&output.stderr), "");
-}
-
-/// What a status is, in a word.
-pub(crate) fn code(status: ExitStatus) -> Option<i32> {
-    status.code()
 }
