@@ -24,6 +24,7 @@ pub(crate) struct Recorder {
     pub(crate) directory: TempDir,
     control: *mut Control,
     lock: Option<File>,
+    is_dead: bool,
     rings: HashMap<PathBuf, Ring>,
     pub(crate) told: Told,
 }
@@ -96,7 +97,7 @@ impl Recorder {
         let lock = File::open(&path).unwrap();
         // SAFETY: no pointers.
         assert_eq!(unsafe { libc::flock(lock.as_raw_fd(), libc::LOCK_EX) }, 0);
-        Recorder { directory, control, lock: Some(lock), rings: HashMap::new(), told: Told::default() }
+        Recorder { directory, control, lock: Some(lock), is_dead: false, rings: HashMap::new(), told: Told::default() }
     }
 
     pub(crate) fn control(&self) -> &Control {
@@ -107,6 +108,7 @@ impl Recorder {
     /// What a recorder that is killed does.
     pub(crate) fn die(&mut self) {
         self.lock = None;
+        self.is_dead = true;
     }
 
     /// Runs the program to its end, and takes what it tells meanwhile and at last.
@@ -135,6 +137,9 @@ impl Recorder {
 
     /// Takes what there is.
     pub(crate) fn take(&mut self) {
+        if self.is_dead {
+            return;
+        }
         for path in self.files(RING_SUFFIX) {
             if !self.rings.contains_key(&path) {
                 let length = fs::metadata(&path).unwrap().len() as usize;
