@@ -218,6 +218,15 @@ int main(int arguments, char **argument)
                 break;
         launches(100);
         check(cuCtxSynchronize(), "cuCtxSynchronize");
+    } else if (!strcmp(what, "profiler")) { /* that the program itself starts */
+        void *cupti, *subscriber;
+        begin();
+        cupti = dlopen("libcupti.so.12", RTLD_NOW);
+        int (*subscribe)(void **, void *, void *) = NULL;
+        *(void **)&subscribe = dlsym(cupti, "cuptiSubscribe");
+        printf("%d\n", subscribe(&subscriber, (void *)usleep, NULL));
+        launches(count);
+        check(cuCtxSynchronize(), "cuCtxSynchronize");
     } else if (!strcmp(what, "closed")) { /* descriptors that are closed and reused, as daemons do it */
         begin();
         launches(1);

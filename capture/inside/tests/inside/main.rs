@@ -10,6 +10,7 @@ mod recorder;
 mod trust;
 
 /// Says that a test is skipped, and why.
+#[expect(clippy::print_stderr, reason = "a test that is skipped says so")]
 fn skip(why: &str) {
     eprintln!("SKIPPED: {why}");
 }

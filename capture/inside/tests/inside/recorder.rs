@@ -1,6 +1,7 @@
 //! The recorder's side of the shared directory, as far as tests need it, and the program that is recorded.
 
 use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 use std::ffi::CStr;
 use std::fs::{self, File, OpenOptions};
 use std::os::fd::AsRawFd as _;
@@ -141,15 +142,14 @@ impl Recorder {
             return;
         }
         for path in self.files(RING_SUFFIX) {
-            if !self.rings.contains_key(&path) {
-                let length = fs::metadata(&path).unwrap().len() as usize;
-                if length < HEADER_BYTES {
-                    continue;
-                }
-                // SAFETY: mapped for good.
-                if let Ok(reader) = unsafe { Reader::new(map(&path), length) } {
-                    self.rings.insert(path, Ring { reader, names: HashMap::new() });
-                }
+            let Entry::Vacant(place) = self.rings.entry(path) else { continue };
+            let length = fs::metadata(place.key()).unwrap().len() as usize;
+            if length < HEADER_BYTES {
+                continue;
+            }
+            // SAFETY: mapped for good.
+            if let Ok(reader) = unsafe { Reader::new(map(place.key()), length) } {
+                place.insert(Ring { reader, names: HashMap::new() });
             }
         }
         for ring in self.rings.values_mut() {

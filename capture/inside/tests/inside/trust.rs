@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use ktape_ebpf::inside::ring::HEADER_BYTES;
-use ktape_ebpf::inside::{PROCESS_SUFFIX, RING_SUFFIX, state};
+use ktape_ebpf::inside::{Control, LAYOUT, PROCESS_SUFFIX, RING_SUFFIX, state};
 use ktape_ebpf::wire::tally;
 
 use super::recorder::{Recorder, assert_ended_well, client, library};
@@ -187,9 +187,8 @@ fn a_program_that_closes_and_reuses_all_descriptors_is_recorded_on() {
 
 #[test]
 fn without_a_recorder_that_it_understands_the_program_is_as_without_the_library() {
-    let change: [(&str, fn(&mut ktape_ebpf::inside::Control)); 2] =
-        [("layout 99", |control| control.layout = 99), ("makes no sense", |control| control.ring_bytes = 100)];
-    for (why, change) in change {
+    for (why, layout, ring_bytes) in [("layout 99", 99, 4096), ("makes no sense", LAYOUT, 100)] {
+        let change = |control: &mut Control| (control.layout, control.ring_bytes) = (layout, ring_bytes);
         let mut recorder = Recorder::new(change);
         let Some(mut command) = client(&["launches", "100"]) else { return };
         let output = recorder.run(&mut command);
@@ -234,4 +233,27 @@ fn a_view_is_at_most_a_second_behind() {
         }
     }));
     assert!(behind.is_some_and(|behind| behind < Duration::from_secs(1)), "{behind:?}");
+}
+
+/// A profiler that the program itself starts comes later than the library.
+#[test]
+fn a_profiler_that_comes_later_is_kept_out_only_where_calls_are_told() {
+    for (calls, answer) in [(0, "0"), (1, "39")] {
+        let mut recorder = Recorder::new(|control| control.calls = calls);
+        let Some(mut command) = client(&["profiler", "100"]) else { return };
+        let output = recorder.run(&mut command);
+        assert_ended_well(&output);
+        assert_eq!(String::from_utf8_lossy(&output.stdout).trim(), answer);
+        assert_eq!(recorder.told.kernels.len(), 100);
+    }
+}
+
+#[test]
+fn a_process_that_exits_is_not_kept_for_long_by_what_never_completes() {
+    let mut recorder = Recorder::new(|_| {});
+    let Some(mut command) = client(&["launches", "100"]) else { return };
+    let begun = Instant::now();
+    assert_ended_well(&recorder.run(command.env("SIMCUPTI_LATE_MS", "60000")));
+    assert!(begun.elapsed() < Duration::from_secs(10), "{:?}", begun.elapsed());
+    assert_eq!(recorder.told.correlated.len(), 100);
 }
