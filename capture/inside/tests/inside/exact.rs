@@ -1,6 +1,6 @@
 //! What is told against the truth record of the stand-in driver, and against the bad habits that its CUPTI can have.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 use ktape_ebpf::inside::{device_time, missing, state};
 use ktape_ebpf::wire::tally;
@@ -24,31 +24,38 @@ fn run(recorder: &mut Recorder, arguments: &[&str], settings: &[(&str, &str)]) -
     Some(folder)
 }
 
+/// Has so many kernels run, and compares each with the truth.
+fn compare_kernels(count: usize, version: &str, ring_bytes: u32) -> Option<Recorder> {
+    let mut recorder = Recorder::new(|control| control.ring_bytes = ring_bytes);
+    let folder = run(&mut recorder, &["launches", &count.to_string()], &[("SIMCUPTI_API", version)])?;
+    let truth = truth(&folder.path().join("truth"), |kind| *kind == DeviceKind::Kernel);
+    assert_eq!((recorder.counted(tally::KERNEL), truth.len()), ((count as u64, 0), count), "{version}");
+    let told = recorder.told.kernels.iter().map(|(kernel, _)| kernel.ran);
+    let told: HashMap<_, _> = told.map(|ran| (ran.correlation, (ran.start_ns, ran.end_ns))).collect();
+    assert!(told == truth, "{version}");
+    assert_eq!(recorder.told.kernels.len(), count);
+    // Each launch's own correlation id was told on the thread that made it.
+    let launches: HashSet<u32> = recorder.told.correlated.iter().map(|call| call.correlation).collect();
+    assert!(launches.len() == count && launches.iter().all(|id| truth.contains_key(id)), "{version}");
+    assert!(recorder.told.missing.is_empty());
+    Some(recorder)
+}
+
 #[test]
 fn kernels_have_the_devices_own_times_in_all_versions_of_cupti() {
     for version in ["18", "28", "130500"] {
-        let mut recorder = Recorder::new(|_| {});
-        let Some(folder) = run(&mut recorder, &["launches", "20000"], &[("SIMCUPTI_API", version)]) else { return };
-        let truth = truth(&folder.path().join("truth"), |kind| *kind == DeviceKind::Kernel);
-        let told: HashMap<_, _> = recorder
-            .told
-            .kernels
-            .iter()
-            .map(|(kernel, _)| (kernel.ran.correlation, (kernel.ran.start_ns, kernel.ran.end_ns)))
-            .collect();
-        assert_eq!((truth.len(), recorder.told.kernels.len()), (20_000, 20_000), "{version}");
-        assert_eq!(told, truth, "{version}");
+        let Some(recorder) = compare_kernels(10_000, version, 1 << 22) else { return };
         let (kernel, name) = &recorder.told.kernels[0];
         assert_eq!(name, "_Z11vector_scalePffi");
         assert_eq!((kernel.grid, kernel.block, kernel.dynamic_shared_bytes), ([2, 3, 4], [32, 2, 1], 16));
-        // Each launch's own correlation id was told on the thread that made it.
-        let launches: Vec<u32> = recorder.told.correlated.iter().map(|call| call.correlation).collect();
-        assert!(launches.iter().all(|id| truth.contains_key(id)) && launches.len() == 20_000);
-        assert_eq!(recorder.counted(tally::KERNEL), (20_000, 0));
-        assert!(recorder.told.missing.is_empty());
         let pages = recorder.pages();
         assert_eq!((pages[0].state, pages[0].cupti_version.to_string().as_str()), (state::RECORDING, version));
     }
+}
+
+#[test]
+fn a_million_kernels_have_the_devices_own_times() {
+    compare_kernels(1_000_000, "28", 1 << 27);
 }
 
 #[test]

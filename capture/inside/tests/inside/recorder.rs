@@ -70,7 +70,8 @@ fn map(path: &Path) -> *mut u8 {
 impl Recorder {
     /// One that wants device times and the calls of launches; `change` is what it wants otherwise.
     pub(crate) fn new(change: impl FnOnce(&mut Control)) -> Recorder {
-        let directory = tempfile::tempdir().unwrap();
+        // Where a recorder would have it: in memory.
+        let directory = tempfile::tempdir_in("/dev/shm").unwrap();
         let path = directory.path().join(CONTROL_FILE);
         fs::write(&path, [0; 4096]).unwrap();
         let functions: Vec<u8> = ["cuLaunchKernel", "cuMemcpyHtoD_v2"]
@@ -90,7 +91,7 @@ impl Recorder {
         page.layout = LAYOUT;
         page.device_time = device_time::CUPTI;
         page.calls = 1;
-        page.ring_bytes = 1 << 20;
+        page.ring_bytes = 1 << 22;
         page.flush_ms = 20;
         page.functions = 2;
         change(page);
