@@ -197,9 +197,9 @@ pub struct Ran {
     pub correlation: u32,
     /// The process in the upper half, the thread that tells it in the lower.
     pub pid_tid: u64,
-    /// When it began, on `CLOCK_MONOTONIC`; with `end_ns` both 0 where CUPTI has no time for it.
+    /// When it began, on `CLOCK_MONOTONIC`; where CUPTI has no time for it, when it was told. What it counts under: see [`ring`].
     pub start_ns: u64,
-    /// When it ended.
+    /// When it ended; 0 where CUPTI has no time for it.
     pub end_ns: u64,
     /// CUPTI's number of the device.
     pub device: u32,

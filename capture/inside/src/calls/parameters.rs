@@ -2,7 +2,7 @@
 //!
 //! It hands over a structure of them, laid out as C does it, while a probe finds words in registers and on the stack. Here are the
 //! arguments' sizes, function by function, so that the words come out the same. They are those of `generated_cuda_meta.h` in CUPTI
-//! 12.9 and 13.5, which agree; `tests/inside/parameters.rs` compares.
+//! of CUDA 11.8, 12 and 13, which agree; `tests/inside/parameters.rs` compares.
 
 /// Arguments that are kept: six registers, and five words of the stack.
 pub(super) const MOST: usize = 11;

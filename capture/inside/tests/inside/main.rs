@@ -3,6 +3,7 @@
 //! The program is `client.c`, the driver and CUPTI are the stand-ins (`fixtures/simcuda`). Without them, or without a C compiler, tests
 //! say SKIPPED.
 
+mod exact;
 mod headers;
 mod parameters;
 mod real;
@@ -10,6 +11,7 @@ mod recorder;
 mod trust;
 
 /// Says that a test is skipped, and why.
+#[expect(clippy::print_stderr, reason = "a test that is skipped says so")]
 fn skip(why: &str) {
     eprintln!("SKIPPED: {why}");
 }

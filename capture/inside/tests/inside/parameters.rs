@@ -29,11 +29,11 @@ fn structures(header: &str) -> Vec<(&str, String, Vec<&str>)> {
 
 #[test]
 fn arguments_lie_where_the_headers_say() {
-    let Ok(versions) = fs::read_dir(part("headers")) else { return skip("fixtures/headers/setup.sh has not run") };
+    let Ok(versions) = fs::read_dir(part("cupti")) else { return skip("fixtures/cupti/setup.sh has not run") };
     if Command::new("cc").arg("--version").output().is_err() {
         return skip("there is no C compiler");
     }
-    for version in versions.map(|entry| entry.unwrap().path()) {
+    for version in versions.map(|entry| entry.unwrap().path().join("include")) {
         let header = fs::read_to_string(version.join("generated_cuda_meta.h")).unwrap();
         let (mut source, mut known) = (format!("#include <stddef.h>\n#include \"cuda.h\"\n{OLDER}"), 0);
         for (function, structure, fields) in structures(&header) {
