@@ -16,7 +16,7 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use ktape_ebpf::inside::ring::Writer;
-use ktape_ebpf::inside::{Correlated, FunctionEntry, FunctionName, device_time, kind};
+use ktape_ebpf::inside::{Correlated, FunctionEntry, FunctionName, kind};
 use ktape_ebpf::python::Memory as _;
 use ktape_ebpf::wire::{self, Call, Plain as _, Return, stack_use, tally};
 
@@ -126,11 +126,9 @@ impl Caller {
             writer.lost(plan.tally, time_ns);
             return;
         }
-        if guest.control.device_time != device_time::OFF {
-            let correlation = data.correlation_id;
-            // Where it has no room, what the device did for this call stays without it, which is counted there.
-            writer.put(Correlated { kind: kind::CORRELATED, correlation, time_ns, pid_tid }.as_bytes(), &[]);
-        }
+        let correlation = data.correlation_id;
+        // Where it has no room, what the device did for this call stays without it, which is counted there.
+        writer.put(Correlated { kind: kind::CORRELATED, correlation, time_ns, pid_tid }.as_bytes(), &[]);
     }
 
     /// Tells the name of a kernel that this thread launches for the first time.

@@ -26,8 +26,7 @@ impl Ring {
         let zeros = |bytes: usize| unsafe { alloc_zeroed(Size::from_size_align(bytes, 4096).unwrap()) };
         let memory = zeros(HEADER_BYTES + RING_BYTES);
         // SAFETY: as above.
-        let (control, page) = unsafe { (&mut *zeros(4096).cast::<Control>(), &*zeros(4096).cast::<ProcessPage>()) };
-        control.device_time = device_time::CUPTI;
+        let (control, page) = unsafe { (&*zeros(4096).cast::<Control>(), &*zeros(4096).cast::<ProcessPage>()) };
         let pid = std::process::id();
         // Each test's thread is another to what has been sent.
         // SAFETY: as above; no pointers.

@@ -113,8 +113,7 @@ fn what_is_invalid_is_counted_and_the_rest_is_told() {
     let count = |why| {
         recorder.told.missing.iter().filter(|missing| missing.why == why).map(|missing| missing.count).sum::<u64>()
     };
-    let without_times =
-        recorder.told.kernels.iter().filter(|(kernel, _)| kernel.ran.end_ns == 0);
+    let without_times = recorder.told.kernels.iter().filter(|(kernel, _)| kernel.ran.end_ns == 0);
     let without_times = without_times.count() as u64;
     assert!(without_times > 0 && count(missing::BACKWARDS) > 0);
     assert_eq!(without_times + count(missing::BACKWARDS), 100);

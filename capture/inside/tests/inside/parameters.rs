@@ -59,7 +59,7 @@ fn arguments_lie_where_the_headers_say() {
                 assert!(structure.contains(&format!("CUfunction {};", fields[usize::from(index)])), "{structure}");
             }
         }
-        assert!(known > 300, "{known} functions in {}", version.display());
+        assert!(known > 250, "{known} functions in {}", version.display());
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("test.c");
         fs::write(&file, source).unwrap();

@@ -17,7 +17,7 @@ use ktape_ebpf::inside::{
     CONTROL_FILE, Control, CopyRan, Correlated, DIRECTORY_VARIABLE, FUNCTIONS_FILE, FunctionEntry, KernelRan, LAYOUT,
     MAGIC, Missing, PROCESS_SUFFIX, ProcessPage, RING_SUFFIX, SetRan, Text, device_time, kind,
 };
-use ktape_ebpf::wire::{Plain as _, Plan, tally};
+use ktape_ebpf::wire::{self, Call, Plain as _, Plan, tally};
 use tempfile::TempDir;
 
 /// A recorder that takes all that is told.
@@ -80,7 +80,7 @@ impl Recorder {
             .flat_map(|(index, name)| {
                 let mut symbol = [0; 64];
                 symbol[..name.len()].copy_from_slice(name.as_bytes());
-                let plan = Plan { tally: 1, ..Plan::default() };
+                let plan = Plan { record: wire::kind::CALL, tally: 1, ..Plan::default() };
                 FunctionEntry { symbol, plan, function: index as u32, returns: 0, padding: 0 }.as_bytes().to_vec()
             })
             .collect();
@@ -215,6 +215,9 @@ impl Told {
             kind::CORRELATED => self.correlated.push(Correlated::read(record).unwrap()),
             kind::MISSING => self.missing.push(Missing::read(record).unwrap()),
             kind::CLOCKS => self.clocks += 1,
+            // What `calls` and `stack` tell, their own tests look at.
+            kind::FUNCTION_NAME => {}
+            _ if Call::read(record).is_some_and(|call| u32::from(call.kind) == wire::kind::CALL) => {}
             other => panic!("a record of kind {other}"),
         }
     }
