@@ -382,6 +382,40 @@ mod tests {
         assert_eq!(next(&mut reader), None);
     }
 
+    /// For Miri and the thread sanitizer above all: the two sides at the same time, in a ring that is full most of the time.
+    #[test]
+    fn what_one_thread_writes_another_reads_whole_and_in_order() {
+        struct Sent(Writer);
+        // SAFETY: the memory is never freed, and nobody else writes.
+        unsafe impl Send for Sent {}
+        let count = if cfg!(miri) { 300 } else { 200_000 };
+        let (writer, mut reader) = both(memory());
+        let mut sent = Sent(writer);
+        std::thread::scope(|scope| {
+            scope.spawn(move || {
+                let sent = &mut sent;
+                for number in 0..count {
+                    let length = number as usize % 5 * 8;
+                    while !sent.0.put(&u64::to_le_bytes(number), &[number as u8; 40][..length]) {
+                        std::thread::yield_now();
+                    }
+                }
+            });
+            for number in 0..count {
+                let record = loop {
+                    match next(&mut reader) {
+                        Some(record) => break record,
+                        None => std::thread::yield_now(),
+                    }
+                };
+                let (begin, rest) = record.split_at(8);
+                assert_eq!((begin, rest.len()), (u64::to_le_bytes(number).as_slice(), number as usize % 5 * 8));
+                assert!(rest.iter().all(|&byte| byte == number as u8));
+            }
+        });
+        assert_eq!(next(&mut reader), None);
+    }
+
     #[test]
     fn what_is_counted_stands_under_its_own_time() {
         let (writer, reader) = both(memory());

@@ -89,7 +89,7 @@ impl Recorded {
 
     /// Writes where the interpreter is, as the recorder does it.
     fn set_interpreter(&self, interpreter: &Interpreter) {
-        let map = self.files(inside::PROCESS_SUFFIX).map(|path| mapped(&path)).next().unwrap();
+        let map = self.files(inside::PROCESS_SUFFIX).first().map(|path| mapped(path)).unwrap();
         // SAFETY: a whole page, mapped for as long as it is used.
         let page = unsafe { &*map.as_ptr().cast::<ProcessPage>() };
         let version: &AtomicU32 = &page.interpreter_version;
@@ -100,9 +100,9 @@ impl Recorded {
         version.fetch_add(1, Ordering::AcqRel);
     }
 
-    fn files(&self, suffix: &str) -> impl Iterator<Item = PathBuf> {
+    fn files(&self, suffix: &str) -> Vec<PathBuf> {
         let paths = fs::read_dir(self.directory.path()).unwrap().map(|entry| entry.unwrap().path());
-        paths.filter(|path| path.to_str().unwrap().ends_with(suffix)).collect::<Vec<_>>().into_iter()
+        paths.filter(|path| path.to_str().unwrap().ends_with(suffix)).collect()
     }
 
     /// Takes what there is.

@@ -9,12 +9,14 @@
 
 mod parameters;
 mod record;
+#[cfg(test)]
+mod tests;
 
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use ktape_ebpf::inside::ring::Writer;
-use ktape_ebpf::inside::{Correlated, FunctionEntry, FunctionName, device_time, kind};
+use ktape_ebpf::inside::{Correlated, FunctionEntry, FunctionName, kind};
 use ktape_ebpf::python::Memory as _;
 use ktape_ebpf::wire::{self, Call, Plain as _, Return, stack_use, tally};
 
@@ -67,13 +69,18 @@ fn function(entry: &FunctionEntry) -> Function {
 pub struct Caller {
     arguments: Arguments,
     stacks: Stacks,
+    /// Kernels whose names this thread has told: handle, name, unloads and rotation then.
+    kernels: [(u64, u64, u64, u32); LAST_KERNELS],
 }
+
+/// How many of them are remembered.
+const LAST_KERNELS: usize = 64;
 
 impl Caller {
     /// The calling thread, of the process of this number.
     pub fn new(pid: u32) -> Caller {
         let arguments = Arguments { stack: ThisStack::find(), guarded: Guarded { pid } };
-        Caller { arguments, stacks: Stacks::new(pid) }
+        Caller { arguments, stacks: Stacks::new(pid), kernels: [(0, 0, 0, 0); LAST_KERNELS] }
     }
 
     /// Tells that a function was called.
@@ -119,25 +126,31 @@ impl Caller {
             writer.lost(plan.tally, time_ns);
             return;
         }
-        if guest.control.device_time != device_time::OFF {
-            let correlation = data.correlation_id;
-            // Where it has no room, what the device did for this call stays without it, which is counted there.
-            writer.put(Correlated { kind: kind::CORRELATED, correlation, time_ns, pid_tid }.as_bytes(), &[]);
-        }
+        let correlation = data.correlation_id;
+        // Where it has no room, what the device did for this call stays without it, which is counted there.
+        writer.put(Correlated { kind: kind::CORRELATED, correlation, time_ns, pid_tid }.as_bytes(), &[]);
     }
 
     /// Tells the name of a kernel that this thread launches for the first time.
     #[inline(always)]
-    fn name_kernel(&self, handle: u64, data: &CallbackData, asked: u32, writer: &mut Writer) {
+    fn name_kernel(&mut self, handle: u64, data: &CallbackData, asked: u32, writer: &mut Writer) {
         let name = data.symbol_name as u64;
         let when = SENT.now(asked);
-        let told = What::Kernel(handle, mix(UNLOADS.load(Ordering::Acquire), name));
-        if name != 0 && !SENT.was_sent(told, when, writer.pid_tid() as u32) {
-            let put = self.put_name(handle, name, writer);
-            if put {
-                SENT.remember(told, when, writer.pid_tid() as u32);
-            }
+        let unloads = UNLOADS.load(Ordering::Acquire);
+        // Those that the thread launches again and again it has by itself.
+        let last = (handle, name, unloads, when.rotation);
+        let place = (handle >> 4) as usize % LAST_KERNELS;
+        if name == 0 || self.kernels[place] == last {
+            return;
         }
+        let told = What::Kernel(handle, mix(unloads, name));
+        if !SENT.was_sent(told, when, writer.pid_tid() as u32) {
+            if !self.put_name(handle, name, writer) {
+                return;
+            }
+            SENT.remember(told, when, writer.pid_tid() as u32);
+        }
+        self.kernels[place] = last;
     }
 
     #[cold]

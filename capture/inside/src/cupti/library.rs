@@ -146,8 +146,20 @@ impl Library {
             return Err(format!("{}: version {version} is older than CUDA 11.8", library.path.display()));
         }
         library.version = version;
+        library.path = library.file().unwrap_or(library.path);
         std::mem::forget(file);
         Ok(library)
+    }
+
+    /// The file that the functions are in: the loader may have found it by a name alone.
+    fn file(&self) -> Option<PathBuf> {
+        let mut info = std::mem::MaybeUninit::<libc::Dl_info>::zeroed();
+        // SAFETY: writes the structure, whose name is a C string that stays as long as the library.
+        unsafe {
+            let found = libc::dladdr(self.functions.cuptiGetVersion? as *const c_void, info.as_mut_ptr()) != 0;
+            let name = info.assume_init().dli_fname;
+            (found && !name.is_null()).then(|| PathBuf::from(OsStr::from_bytes(CStr::from_ptr(name).to_bytes())))
+        }
     }
 
     pub(crate) fn subscribe(&self, called: Called) -> Result<SubscriberHandle, Refusal> {

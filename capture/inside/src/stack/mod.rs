@@ -50,6 +50,8 @@ pub struct Stacks {
     guarded: Guarded,
     known: Known,
     chain: Box<Chain>,
+    /// The thread's state at its last call.
+    state: u64,
     /// The frame of the chain that runs an asyncio task, and how many frames there are from the innermost to it.
     runner: Option<(u64, u32)>,
     /// The hash of the stack that was told last, and when; 0 for none that can be told again.
@@ -64,6 +66,7 @@ impl Stacks {
             guarded: Guarded { pid },
             known: Known::default(),
             chain: Chain::new(),
+            state: 0,
             runner: None,
             last: (0, When { rotation: 0, epoch: 0 }),
         }
@@ -91,6 +94,7 @@ impl Stacks {
         }
         let Some(is_finalizing) = self.known.is_finalizing(&self.memory) else { return Walked::Unreadable };
         let Some(state) = self.known.state(&self.memory, self.guarded) else { return Walked::Unreadable };
+        self.state = state;
         if state == 0 {
             return Walked::Nothing;
         }
@@ -183,12 +187,26 @@ impl Stacks {
         Some(sender.stack(body, self.chain.frames().map(|(_, frame)| frame)) && is_sent)
     }
 
+    /// Whether the calling thread holds an interpreter lock, so that no other changes what it runs.
+    fn has_lock(&self) -> bool {
+        let interpreter = &self.known.interpreter;
+        interpreter.layout.free_threaded == 0
+            && self.known.is_finalizing(&self.memory) == Some(false)
+            && python::runs_python(&self.memory, interpreter, self.state) == Some(true)
+    }
+
     /// The hash and the name of the task that the stack runs, if it has one.
     fn task(&self) -> Option<(u64, TaskName)> {
         let (frame, _) = self.runner?;
+        let interpreter = &self.known.interpreter;
         let mut name = TaskName { length: 0, width: 0, words: [0; TASK_NAME_BYTES / 8] };
-        // What a frame's variables lead to is another thread's to change, if that holds the lock.
-        if !python::task_name(&self.guarded, &self.known.interpreter, frame, &mut name) {
+        // What a frame's variables lead to is for others to change, but not while this thread has the lock.
+        let is_found = if self.has_lock() {
+            python::task_name(&self.memory, interpreter, frame, &mut name)
+        } else {
+            python::task_name(&self.guarded, interpreter, frame, &mut name)
+        };
+        if !is_found {
             return None;
         }
         let hash = name.words.iter().fold(u64::from(name.length), |hash, word| mix(hash, *word));

@@ -9,20 +9,6 @@ use super::skip;
 use ktape_inside::cupti::callback::CallbackData;
 use ktape_inside::cupti::records::{Copy, Kernel, PeerCopy, Set};
 
-/// What the headers want of the driver's, which are not in these wheels.
-const CUDA_H: &str = "
-#ifndef CUDA_H
-#define CUDA_H
-#include <stddef.h>
-#include <stdint.h>
-typedef void *CUcontext, *CUstream, *CUevent, *CUgraph, *CUgraphExec, *CUgraphNode, *CUfunction, *CUmodule;
-typedef int CUdevice, CUdevice_attribute, CUgraphNodeType, CUstreamAttrID, CUresult;
-typedef struct { char bytes[16]; } CUuuid;
-typedef struct { void *base; size_t bytes; float ratio; int hit, miss; } CUaccessPolicyWindow;
-typedef union { char bytes[64]; } CUstreamAttrValue;
-#endif
-";
-
 macro_rules! fields {
     ($type:ty: $($field:ident = $name:literal),* $(,)?) => {
         [$(($name, offset_of!($type, $field))),*].as_slice()
@@ -101,25 +87,19 @@ fn newest(header: &str, name: &str) -> String {
 
 fn compare(version: &Path, ours: &str, theirs: String, fields: &[(&str, usize)]) {
     let folder = tempfile::tempdir().unwrap();
-    let file = |name: &str, text: &str| fs::write(folder.path().join(name), text).unwrap();
-    file("cuda.h", CUDA_H);
-    file("builtin_types.h", "");
     let asserts: String = fields
         .iter()
         .map(|(name, offset)| {
             format!("_Static_assert(offsetof({theirs}, {name}) == {offset}, \"{theirs}.{name} is elsewhere than in {ours}\");\n")
         })
         .collect();
-    file(
-        "test.c",
-        &format!("#include <stddef.h>\n#include <cupti_activity.h>\n#include <cupti_callbacks.h>\n{asserts}"),
-    );
+    let source = folder.path().join("test.c");
+    let includes = "#include <stddef.h>\n#include <cupti_activity.h>\n#include <cupti_callbacks.h>\n";
+    fs::write(&source, format!("{includes}{asserts}")).unwrap();
     let compiled = Command::new("cc")
         .args(["-w", "-fsyntax-only", "-I"])
-        .arg(folder.path())
-        .arg("-I")
         .arg(version.join("include"))
-        .arg(folder.path().join("test.c"))
+        .arg(source)
         .output()
         .unwrap();
     assert!(compiled.status.success(), "{}: {}", version.display(), String::from_utf8_lossy(&compiled.stderr));

@@ -32,13 +32,12 @@ fn initialise(recorder: &mut Recorder, mapped: &[&std::path::Path]) -> bool {
 fn a_cupti_that_was_asked_for_is_loaded_and_its_refusal_told() {
     // The version that each says it is, and what it answers to a subscriber where there is no driver. 13.5 does not even say its
     // version then.
-    for (version, file, says) in [
-        ("11_8", "libcupti.so.11.8", Some((18, 15))),
-        ("12_9", "libcupti.so.12", Some((28, 15))),
-        ("13_0", "libcupti.so.13", Some((130_001, 999))),
-        ("13_5", "libcupti.so.13", None),
+    for (file, says) in [
+        ("cuda11/nvidia/cuda_cupti/lib/libcupti.so.11.8", Some((18, 15))),
+        ("cuda12/nvidia/cuda_cupti/lib/libcupti.so.12", Some((28, 15))),
+        ("cuda13/nvidia/cu13/lib/libcupti.so.13", None),
     ] {
-        let path = part("cupti").join(version).join("lib").join(file);
+        let path = part("cupti").join(file);
         if !path.exists() {
             return skip("fixtures/cupti/setup.sh has not run");
         }
@@ -53,11 +52,11 @@ fn a_cupti_that_was_asked_for_is_loaded_and_its_refusal_told() {
         let [page] = &pages[..] else { panic!("{pages:?}") };
         match says {
             Some((cupti, answer)) => {
-                assert_eq!((page.state, page.code, page.cupti_version), (state::REFUSED, answer, cupti), "{version}");
+                assert_eq!((page.state, page.code, page.cupti_version), (state::REFUSED, answer, cupti), "{file}");
                 assert_eq!(page.detail, "cuptiSubscribe");
             }
             None => {
-                assert_eq!(page.state, state::NO_CUPTI, "{version}");
+                assert_eq!(page.state, state::NO_CUPTI, "{file}");
                 assert!(page.detail.ends_with("libcupti.so.13: cuptiGetVersion answers 999"), "{page:?}");
             }
         }
@@ -66,7 +65,7 @@ fn a_cupti_that_was_asked_for_is_loaded_and_its_refusal_told() {
 
 #[test]
 fn cupti_is_found_beside_the_libraries_of_a_python_environment() {
-    let real = part("cupti/12_9/lib/libcupti.so.12");
+    let real = part("cupti/cuda12/nvidia/cuda_cupti/lib/libcupti.so.12");
     let runtime = part("libcuda/runtime/libcudart.so.12");
     if !real.exists() || !runtime.exists() {
         return skip("fixtures/cupti/setup.sh or fixtures/libcuda/setup.sh has not run");

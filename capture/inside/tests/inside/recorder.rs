@@ -1,11 +1,12 @@
 //! The recorder's side of the shared directory, as far as tests need it, and the program that is recorded.
 
 use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 use std::ffi::CStr;
 use std::fs::{self, File, OpenOptions};
 use std::os::fd::AsRawFd as _;
 use std::path::{Path, PathBuf};
-use std::process::{Command, ExitStatus, Output, Stdio};
+use std::process::{Command, Output, Stdio};
 use std::ptr::null_mut;
 use std::sync::OnceLock;
 use std::sync::atomic::Ordering;
@@ -16,7 +17,7 @@ use ktape_ebpf::inside::{
     CONTROL_FILE, Control, CopyRan, Correlated, DIRECTORY_VARIABLE, FUNCTIONS_FILE, FunctionEntry, KernelRan, LAYOUT,
     MAGIC, Missing, PROCESS_SUFFIX, ProcessPage, RING_SUFFIX, SetRan, Text, device_time, kind,
 };
-use ktape_ebpf::wire::{Plain as _, Plan, tally};
+use ktape_ebpf::wire::{self, Call, Plain as _, Plan, tally};
 use tempfile::TempDir;
 
 /// A recorder that takes all that is told.
@@ -24,6 +25,7 @@ pub(crate) struct Recorder {
     pub(crate) directory: TempDir,
     control: *mut Control,
     lock: Option<File>,
+    is_dead: bool,
     rings: HashMap<PathBuf, Ring>,
     pub(crate) told: Told,
 }
@@ -68,7 +70,8 @@ fn map(path: &Path) -> *mut u8 {
 impl Recorder {
     /// One that wants device times and the calls of launches; `change` is what it wants otherwise.
     pub(crate) fn new(change: impl FnOnce(&mut Control)) -> Recorder {
-        let directory = tempfile::tempdir().unwrap();
+        // Where a recorder would have it: in memory.
+        let directory = tempfile::tempdir_in("/dev/shm").unwrap();
         let path = directory.path().join(CONTROL_FILE);
         fs::write(&path, [0; 4096]).unwrap();
         let functions: Vec<u8> = ["cuLaunchKernel", "cuMemcpyHtoD_v2"]
@@ -77,7 +80,7 @@ impl Recorder {
             .flat_map(|(index, name)| {
                 let mut symbol = [0; 64];
                 symbol[..name.len()].copy_from_slice(name.as_bytes());
-                let plan = Plan { tally: 1, ..Plan::default() };
+                let plan = Plan { record: wire::kind::CALL, tally: 1, ..Plan::default() };
                 FunctionEntry { symbol, plan, function: index as u32, returns: 0, padding: 0 }.as_bytes().to_vec()
             })
             .collect();
@@ -88,7 +91,7 @@ impl Recorder {
         page.layout = LAYOUT;
         page.device_time = device_time::CUPTI;
         page.calls = 1;
-        page.ring_bytes = 1 << 20;
+        page.ring_bytes = 1 << 22;
         page.flush_ms = 20;
         page.functions = 2;
         change(page);
@@ -96,7 +99,7 @@ impl Recorder {
         let lock = File::open(&path).unwrap();
         // SAFETY: no pointers.
         assert_eq!(unsafe { libc::flock(lock.as_raw_fd(), libc::LOCK_EX) }, 0);
-        Recorder { directory, control, lock: Some(lock), rings: HashMap::new(), told: Told::default() }
+        Recorder { directory, control, lock: Some(lock), is_dead: false, rings: HashMap::new(), told: Told::default() }
     }
 
     pub(crate) fn control(&self) -> &Control {
@@ -107,6 +110,7 @@ impl Recorder {
     /// What a recorder that is killed does.
     pub(crate) fn die(&mut self) {
         self.lock = None;
+        self.is_dead = true;
     }
 
     /// Runs the program to its end, and takes what it tells meanwhile and at last.
@@ -135,16 +139,18 @@ impl Recorder {
 
     /// Takes what there is.
     pub(crate) fn take(&mut self) {
+        if self.is_dead {
+            return;
+        }
         for path in self.files(RING_SUFFIX) {
-            if !self.rings.contains_key(&path) {
-                let length = fs::metadata(&path).unwrap().len() as usize;
-                if length < HEADER_BYTES {
-                    continue;
-                }
-                // SAFETY: mapped for good.
-                if let Ok(reader) = unsafe { Reader::new(map(&path), length) } {
-                    self.rings.insert(path, Ring { reader, names: HashMap::new() });
-                }
+            let Entry::Vacant(place) = self.rings.entry(path) else { continue };
+            let length = fs::metadata(place.key()).unwrap().len() as usize;
+            if length < HEADER_BYTES {
+                continue;
+            }
+            // SAFETY: mapped for good.
+            if let Ok(reader) = unsafe { Reader::new(map(place.key()), length) } {
+                place.insert(Ring { reader, names: HashMap::new() });
             }
         }
         for ring in self.rings.values_mut() {
@@ -209,6 +215,9 @@ impl Told {
             kind::CORRELATED => self.correlated.push(Correlated::read(record).unwrap()),
             kind::MISSING => self.missing.push(Missing::read(record).unwrap()),
             kind::CLOCKS => self.clocks += 1,
+            // What `calls` and `stack` tell, their own tests look at.
+            kind::FUNCTION_NAME => {}
+            _ if Call::read(record).is_some_and(|call| u32::from(call.kind) == wire::kind::CALL) => {}
             other => panic!("a record of kind {other}"),
         }
     }
@@ -260,9 +269,4 @@ pub(crate) fn client(arguments: &[&str]) -> Option<Command> {
 pub(crate) fn assert_ended_well(output: &Output) {
     assert!(output.status.success(), "{output:?}");
     assert_eq!(String::from_utf8_lossy(&output.stderr), "");
-}
-
-/// What a status is, in a word.
-pub(crate) fn code(status: ExitStatus) -> Option<i32> {
-    status.code()
 }
