@@ -85,8 +85,10 @@ pub struct FunctionEntry {
     pub plan: Plan,
     /// Its number in records.
     pub function: u32,
+    /// Whether its calls' returns are told as well.
+    pub returns: u32,
     /// Always 0.
-    pub padding: [u32; 2],
+    pub padding: u32,
 }
 
 /// A process, and what the recorder found out about it.

@@ -15,7 +15,7 @@ use ktape_ebpf::inside::state;
 
 use crate::cupti::Cupti;
 use crate::guest::{self, Guest};
-use crate::{files, rings, say};
+use crate::{files, rings, say, stack};
 
 /// The longest that a process that exits is kept waiting.
 const PATIENCE: Duration = Duration::from_secs(2);
@@ -76,6 +76,7 @@ fn keep(guest: &Guest, mut cupti: Option<Cupti>) {
             if let Some(cupti) = cupti.take() {
                 cupti.end();
             }
+            stack::stop();
             say(guest.page, state::QUIET, 0, "the recorder is gone");
         }
         if is_gone {

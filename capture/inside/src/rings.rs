@@ -22,6 +22,7 @@ use std::sync::{Mutex, PoisonError};
 use ktape_ebpf::inside::ring::{HEADER_BYTES, Writer};
 use ktape_ebpf::wire::tally::{self, KINDS, SLOTS};
 
+use crate::calls::Caller;
 use crate::cupti::names::Names;
 use crate::files::{self, Mapping};
 use crate::guest::{self, Guest};
@@ -36,6 +37,8 @@ pub(crate) struct Ring {
     pub(crate) writer: Writer,
     /// The texts that records of this ring can refer to.
     pub(crate) names: Names,
+    /// What the thread's calls are told with, once it has called.
+    pub(crate) caller: Option<Box<Caller>>,
 }
 
 /// A thread's ring, and what others may know of it.
@@ -176,7 +179,7 @@ fn new_place(guest: &Guest) -> Option<*const Place> {
     let writer = unsafe {
         Writer::begin(mapping.address(), u64::from(guest.ring_bytes), (guest.pid, tid), guest.page.generation)
     };
-    let ring = UnsafeCell::new(Ring { writer, names: Names::default() });
+    let ring = UnsafeCell::new(Ring { writer, names: Names::default(), caller: None });
     let place = Box::into_raw(Box::new(Place { is_busy: AtomicBool::new(false), mapping, ring })).cast_const();
     // Without a destructor it stays until the process ends, and so does its file.
     if let Some(key) = KEY.load(Ordering::Acquire).checked_sub(1) {

@@ -5,6 +5,7 @@
 
 mod exact;
 mod headers;
+mod parameters;
 mod real;
 mod recorder;
 mod trust;

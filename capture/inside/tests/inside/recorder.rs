@@ -17,7 +17,7 @@ use ktape_ebpf::inside::{
     CONTROL_FILE, Control, CopyRan, Correlated, DIRECTORY_VARIABLE, FUNCTIONS_FILE, FunctionEntry, KernelRan, LAYOUT,
     MAGIC, Missing, PROCESS_SUFFIX, ProcessPage, RING_SUFFIX, SetRan, Text, device_time, kind,
 };
-use ktape_ebpf::wire::{Plain as _, Plan, tally};
+use ktape_ebpf::wire::{self, Plain as _, Plan, tally};
 use tempfile::TempDir;
 
 /// A recorder that takes all that is told.
@@ -41,6 +41,7 @@ pub(crate) struct Told {
     pub(crate) kernels: Vec<(KernelRan, String)>,
     pub(crate) copies: Vec<CopyRan>,
     pub(crate) sets: Vec<SetRan>,
+    pub(crate) calls: usize,
     pub(crate) correlated: Vec<Correlated>,
     pub(crate) missing: Vec<Missing>,
     pub(crate) clocks: usize,
@@ -80,8 +81,8 @@ impl Recorder {
             .flat_map(|(index, name)| {
                 let mut symbol = [0; 64];
                 symbol[..name.len()].copy_from_slice(name.as_bytes());
-                let plan = Plan { tally: 1, ..Plan::default() };
-                FunctionEntry { symbol, plan, function: index as u32, padding: [0; 2] }.as_bytes().to_vec()
+                let plan = Plan { record: wire::kind::CALL, tally: 1, ..Plan::default() };
+                FunctionEntry { symbol, plan, function: index as u32, returns: 0, padding: 0 }.as_bytes().to_vec()
             })
             .collect();
         fs::write(directory.path().join(FUNCTIONS_FILE), functions).unwrap();
@@ -215,6 +216,9 @@ impl Told {
             kind::CORRELATED => self.correlated.push(Correlated::read(record).unwrap()),
             kind::MISSING => self.missing.push(Missing::read(record).unwrap()),
             kind::CLOCKS => self.clocks += 1,
+            kind::FUNCTION_NAME => {}
+            // Calls have a kind of 16 bits.
+            other if other & 0xffff == wire::kind::CALL => self.calls += 1,
             other => panic!("a record of kind {other}"),
         }
     }
