@@ -62,7 +62,6 @@ setup: bpf ## for the tests: upstream's trace_processor and UI, and a browser; z
 	fixtures/libcuda/setup.sh || true # not to be had everywhere; then tests say SKIPPED
 	fixtures/pythons/setup.sh || true # likewise
 	fixtures/wheels/setup.sh || true # likewise
-	fixtures/headers/setup.sh || true # likewise
 
 bpf: ## what eBPF programs are compiled with, if it is not here
 	capture/setup.sh

@@ -32,7 +32,7 @@ for python in "${@:-python3}"; do
     "$python" -VV | head -n 1
     "$python" "$here/launch.py" "$root/target/release/examples/liblaunch_cost.so"
 done
-if command -v lttng >/dev/null && [ -e /usr/include/lttng/tracepoint.h ]; then
+if command -v lttng >/dev/null && echo '#include <lttng/tracepoint.h>' | cc -E - >/dev/null 2>&1; then
     lttng_beside
 else
     echo "SKIPPED: there is no LTTng-UST"

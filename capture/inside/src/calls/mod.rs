@@ -69,13 +69,18 @@ fn function(entry: &FunctionEntry) -> Function {
 pub struct Caller {
     arguments: Arguments,
     stacks: Stacks,
+    /// Kernels whose names this thread has told: handle, name, unloads and rotation then.
+    kernels: [(u64, u64, u64, u32); LAST_KERNELS],
 }
+
+/// How many of them are remembered.
+const LAST_KERNELS: usize = 64;
 
 impl Caller {
     /// The calling thread, of the process of this number.
     pub fn new(pid: u32) -> Caller {
         let arguments = Arguments { stack: ThisStack::find(), guarded: Guarded { pid } };
-        Caller { arguments, stacks: Stacks::new(pid) }
+        Caller { arguments, stacks: Stacks::new(pid), kernels: [(0, 0, 0, 0); LAST_KERNELS] }
     }
 
     /// Tells that a function was called.
@@ -130,16 +135,24 @@ impl Caller {
 
     /// Tells the name of a kernel that this thread launches for the first time.
     #[inline(always)]
-    fn name_kernel(&self, handle: u64, data: &CallbackData, asked: u32, writer: &mut Writer) {
+    fn name_kernel(&mut self, handle: u64, data: &CallbackData, asked: u32, writer: &mut Writer) {
         let name = data.symbol_name as u64;
         let when = SENT.now(asked);
-        let told = What::Kernel(handle, mix(UNLOADS.load(Ordering::Acquire), name));
-        if name != 0 && !SENT.was_sent(told, when, writer.pid_tid() as u32) {
-            let put = self.put_name(handle, name, writer);
-            if put {
-                SENT.remember(told, when, writer.pid_tid() as u32);
-            }
+        let unloads = UNLOADS.load(Ordering::Acquire);
+        // Those that the thread launches again and again it has by itself.
+        let last = (handle, name, unloads, when.rotation);
+        let place = (handle >> 4) as usize % LAST_KERNELS;
+        if name == 0 || self.kernels[place] == last {
+            return;
         }
+        let told = What::Kernel(handle, mix(unloads, name));
+        if !SENT.was_sent(told, when, writer.pid_tid() as u32) {
+            if !self.put_name(handle, name, writer) {
+                return;
+            }
+            SENT.remember(told, when, writer.pid_tid() as u32);
+        }
+        self.kernels[place] = last;
     }
 
     #[cold]

@@ -2,7 +2,7 @@
 //!
 //! It hands over a structure of them, laid out as C does it, while a probe finds words in registers and on the stack. Here are the
 //! arguments' sizes, function by function, so that the words come out the same. They are those of `generated_cuda_meta.h` in CUPTI
-//! 12.9 and 13.5, which agree; `tests/inside/parameters.rs` compares.
+//! of CUDA 11.8, 12 and 13, which agree; `tests/inside/parameters.rs` compares.
 
 /// Arguments that are kept: six registers, and five words of the stack.
 pub(super) const MOST: usize = 11;
@@ -148,16 +148,22 @@ const SIZES: &[(&str, &str)] = &[
 ];
 
 /// The arguments of one function.
+///
+/// Each is cut out of eight bytes that lie within the structure, whatever comes before or behind it in them: so all are read in the same way.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Parameters {
     /// How many are kept.
     count: u8,
-    /// Where each begins, in bytes.
-    offsets: [u8; MOST],
-    /// How many bits of eight bytes are not its own.
-    shifts: [u8; MOST],
     /// One more than the argument that is the kernel; 0 for none.
     pub kernel: u8,
+    /// Whether the structure has no eight bytes: it is one argument of four.
+    is_half: bool,
+    /// Where the eight bytes begin that an argument is in.
+    loads: [u8; MOST],
+    /// How many bits of them are behind it.
+    behind: [u8; MOST],
+    /// How many are not its own.
+    others: [u8; MOST],
 }
 
 impl Parameters {
@@ -185,19 +191,26 @@ impl Parameters {
             if bytes > 8 || index == MOST {
                 continue;
             }
-            parameters.offsets[index] = begin;
-            parameters.shifts[index] = 64 - 8 * bytes;
+            // The bytes that end with it, or at the beginning of the structure those that begin with that.
+            let load = end.saturating_sub(8);
+            parameters.loads[index] = load;
+            parameters.behind[index] = 8 * (8 - (end - load));
+            parameters.others[index] = 8 * (8 - bytes);
             parameters.count += 1;
             if size == b'F' {
                 parameters.kernel = parameters.count;
             }
         }
+        parameters.is_half = end == 4;
         parameters
     }
 
     /// Where each begins, and how many bytes it has.
     pub fn places(&self) -> impl Iterator<Item = (u8, u8)> {
-        let of = |index: usize| (self.offsets[index], (64 - self.shifts[index]) / 8);
+        let of = |index: usize| {
+            let bytes = 8 - self.others[index] / 8;
+            (self.loads[index] + 8 - self.behind[index] / 8 - bytes, bytes)
+        };
         (0..usize::from(self.count)).map(of)
     }
 
@@ -209,18 +222,15 @@ impl Parameters {
     #[inline(always)]
     pub unsafe fn read(&self, structure: *const u8) -> [u64; MOST] {
         let mut words = [0; MOST];
+        if self.is_half {
+            // SAFETY: it has so many bytes.
+            words[0] = unsafe { structure.cast::<u32>().read_unaligned() }.into();
+            return words;
+        }
         for (index, word) in words.iter_mut().enumerate().take(usize::from(self.count)) {
-            // SAFETY: within the structure, and aligned as it is.
-            *word = unsafe {
-                let at = structure.add(usize::from(self.offsets[index]));
-                match self.shifts[index] {
-                    // A structure of two halves is aligned like them.
-                    0 => at.cast::<u64>().read_unaligned(),
-                    32 => at.cast::<u32>().read().into(),
-                    48 => at.cast::<u16>().read().into(),
-                    _ => at.read().into(),
-                }
-            };
+            // SAFETY: within the structure.
+            let eight = unsafe { structure.add(usize::from(self.loads[index])).cast::<u64>().read_unaligned() };
+            *word = eight << (self.behind[index] & 63) >> (self.others[index] & 63);
         }
         words
     }
@@ -269,7 +279,7 @@ mod tests {
     #[test]
     fn what_is_behind_the_eleventh_is_left_out() {
         let parameters = Parameters::laid_out("8888888888884444");
-        assert_eq!((usize::from(parameters.count), parameters.offsets[10]), (MOST, 80));
+        assert_eq!((usize::from(parameters.count), parameters.loads[10]), (MOST, 80));
     }
 
     #[test]
@@ -281,5 +291,13 @@ mod tests {
         assert_eq!(all.len(), count);
         assert_eq!(Parameters::of("cuCtxSynchronize"), Some(Parameters::default()));
         assert_eq!(Parameters::of("cuNothing"), None);
+        // A structure that is shorter than what is read of it would have to be read otherwise.
+        assert!(
+            SIZES.iter().all(|(sizes, _)| ["", "4"].contains(sizes) || sizes.contains(['8', 'F']) || sizes.len() > 1)
+        );
+        let four = 0xffff_fff0u32;
+        // SAFETY: the structure is four bytes.
+        let words = unsafe { Parameters::of("cuInit").unwrap().read((&raw const four).cast()) };
+        assert_eq!(words[..2], [0xffff_fff0, 0]);
     }
 }

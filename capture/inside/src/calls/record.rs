@@ -46,7 +46,8 @@ pub(super) fn put(writer: &mut Writer, call: Call, words: &[u64; MOST], plan: &P
             unsafe {
                 (&raw mut (*record).call).write(call);
                 (&raw mut (*record).words).write(of_stack(words));
-                let lists = (&mut (*record).memory).chunks_mut(share).take(plan.lists as usize);
+                let lists: &mut [u8; LISTS_BYTES] = &mut (*record).memory;
+                let lists = lists.chunks_mut(share).take(plan.lists as usize);
                 let is_read = lists
                     .zip(plan.pointer..)
                     .all(|(list, pointer)| memory.read(argument(words, pointer), &mut list[..bytes]));

@@ -146,7 +146,8 @@ fn a_launch_has_all_its_words_and_the_name_of_a_kernel_comes_once_before_it() {
             let told = FunctionName::read(&record).unwrap();
             assert_eq!((told.kind, told.handle), (kind::FUNCTION_NAME, 0x5000));
             assert_eq!(&record[size_of::<FunctionName>()..], name.to_bytes());
-            (ring.next().unwrap(), ring.next().unwrap());
+            ring.next().unwrap();
+            ring.next().unwrap();
         }
         let call = StackCall::read(&ring.enter(&entry, &data)).unwrap();
         assert_eq!((call.call.registers, call.words), ([0x5000, 1, 2, 3, 4, 5], [6, 7, 8, 9, 10]));
@@ -168,9 +169,12 @@ fn a_structure_is_kept_where_it_can_be_read() {
     let entry = entry("cuLaunchKernelEx", plan);
     let mut word = 0;
     let (on_stack, on_heap) = ([7u8; 56], vec![7u8; 56]);
-    for (config, is_there) in
-        [(on_stack.as_ptr(), true), (on_heap.as_ptr(), true), (null(), false), (8 as *const _, false)]
-    {
+    for (config, is_there) in [
+        (on_stack.as_ptr(), true),
+        (on_heap.as_ptr(), true),
+        (null(), false),
+        (std::ptr::without_provenance(16), false),
+    ] {
         let launch = LaunchEx(config.cast(), 0x5000, 3, 4);
         let call = MemoryCall::read(&ring.enter(&entry, &data(&launch, None, &mut word))).unwrap();
         assert_eq!(call.call.registers[..4], [config as u64, 0x5000, 3, 4]);
@@ -226,7 +230,7 @@ fn a_name_is_kept_with_its_end_and_what_is_handed_out_by_it() {
         ring.caller.leave((&data, &entry), 99, &mut ring.writer);
         assert_eq!(Return::read(&ring.next().unwrap()).unwrap().outs, [0x77, 0]);
     }
-    let get = GetFunction(8 as *mut _, 0x9000, null());
+    let get = GetFunction(std::ptr::without_provenance_mut(16), 0x9000, null());
     ring.caller.leave((&data(&get, None, &mut word), &entry), 99, &mut ring.writer);
     assert_eq!(Return::read(&ring.next().unwrap()).unwrap().outs, [0, 0]);
 }

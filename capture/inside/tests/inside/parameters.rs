@@ -29,11 +29,11 @@ fn structures(header: &str) -> Vec<(&str, String, Vec<&str>)> {
 
 #[test]
 fn arguments_lie_where_the_headers_say() {
-    let Ok(versions) = fs::read_dir(part("headers")) else { return skip("fixtures/headers/setup.sh has not run") };
+    let Ok(versions) = fs::read_dir(part("cupti")) else { return skip("fixtures/cupti/setup.sh has not run") };
     if Command::new("cc").arg("--version").output().is_err() {
         return skip("there is no C compiler");
     }
-    for version in versions.map(|entry| entry.unwrap().path()) {
+    for version in versions.map(|entry| entry.unwrap().path().join("include")) {
         let header = fs::read_to_string(version.join("generated_cuda_meta.h")).unwrap();
         let (mut source, mut known) = (format!("#include <stddef.h>\n#include \"cuda.h\"\n{OLDER}"), 0);
         for (function, structure, fields) in structures(&header) {
@@ -59,7 +59,7 @@ fn arguments_lie_where_the_headers_say() {
                 assert!(structure.contains(&format!("CUfunction {};", fields[usize::from(index)])), "{structure}");
             }
         }
-        assert!(known > 300, "{known} functions in {}", version.display());
+        assert!(known > 250, "{known} functions in {}", version.display());
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("test.c");
         fs::write(&file, source).unwrap();
