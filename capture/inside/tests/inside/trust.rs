@@ -22,7 +22,7 @@ fn two_hundred_threads_have_a_ring_each_and_lose_nothing_uncounted() {
     let Some(mut command) = client(&["threads", "200", "50"]) else { return };
     assert_ended_well(&recorder.run(&mut command));
     // Each thread's own ring has room for all of its calls; the kernels all come through the one of CUPTI's thread.
-    assert_eq!((recorder.told.correlated.len(), recorder.counted(1)), (10_000, (10_000, 0)));
+    assert_eq!((recorder.told.calls, recorder.counted(1)), (10_000, (10_000, 0)));
     let (seen, lost) = recorder.counted(tally::KERNEL);
     assert_eq!((seen, recorder.told.kernels.len() as u64 + lost), (10_000, 10_000));
     let ended = recorder.rings().filter(|ring| ring.header().ended.load(Ordering::Relaxed) == 1).count();
@@ -36,7 +36,7 @@ fn what_a_process_did_before_it_ends_without_a_word_is_there() {
     let Some(mut command) = client(&["_exit", "5000"]) else { return };
     let output = recorder.run(&mut command);
     assert_eq!(output.status.code(), Some(7));
-    assert_eq!(recorder.told.correlated.len(), 5000);
+    assert_eq!((recorder.told.calls, recorder.counted(1)), (5000, (5000, 0)));
     assert!(recorder.told.kernels.len() <= 5000);
 }
 
@@ -82,7 +82,7 @@ fn gone(go: impl Fn(&mut Recorder)) -> Option<(Recorder, usize, usize)> {
     assert_ended_well(&output);
     let behind = quiet.expect("it never went quiet") - gone.unwrap();
     assert!(behind < Duration::from_secs(2), "{behind:?}");
-    let told = recorder.told.correlated.len();
+    let told = recorder.told.calls;
     Some((recorder, said(&output), told))
 }
 
@@ -112,7 +112,8 @@ fn a_forked_child_is_inert_and_hangs_nowhere() {
     let Some(mut command) = client(&["fork", "5000"]) else { return };
     assert_ended_well(&recorder.run(&mut command));
     // What the parent's threads told is whole, and no child has added to it.
-    assert_eq!(recorder.told.correlated.len() as u64 + recorder.counted(1).1, 20_000);
+    let (seen, lost) = recorder.counted(1);
+    assert_eq!((seen, recorder.told.calls as u64 + lost), (20_000, 20_000));
     assert_eq!(recorder.files(PROCESS_SUFFIX).len(), 1);
 }
 
