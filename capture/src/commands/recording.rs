@@ -156,6 +156,15 @@ pub(super) fn report(summary: &Summary, recording: &Recording) -> Result<()> {
     report_as(summary, recording.json, recording.quiet)
 }
 
+/// Writes each in a line of its own, and how many more there were.
+fn list(out: &mut impl io::Write, shown: &[impl std::fmt::Display], further: u64) -> io::Result<()> {
+    shown.iter().try_for_each(|one| writeln!(out, "  {one}"))?;
+    match further {
+        0 => Ok(()),
+        further => writeln!(out, "  and {further} more"),
+    }
+}
+
 /// Says what was recorded: to a program, to a person, or to nobody.
 pub(super) fn report_as(summary: &Summary, json: bool, quiet: bool) -> Result<()> {
     if json {
@@ -180,7 +189,7 @@ pub(super) fn report_as(summary: &Summary, json: bool, quiet: bool) -> Result<()
         summary.duration_ns as f64 / 1e9,
         summary.processes,
         summary.probes,
-        summary.libraries.len(),
+        summary.libraries.len() as u64 + summary.further_libraries,
     )?;
     writeln!(out, "calls: {seen} seen, {written} written, {lost} lost")?;
     let Spending { recorder_cpu_ns, probes_ns, hits, busiest_thread_share } = summary.spending;
@@ -194,9 +203,7 @@ pub(super) fn report_as(summary: &Summary, json: bool, quiet: bool) -> Result<()
         probes_ns as f64 / 1e3 / hits.max(1) as f64,
         100.0 * busiest_thread_share,
     )?;
-    for change in &summary.fidelity_changes {
-        writeln!(out, "  {change}")?;
-    }
+    list(&mut out, &summary.fidelity_changes, summary.further_fidelity_changes)?;
     if !summary.out_of_scope.is_empty() {
         let groups: Vec<String> = summary
             .out_of_scope
@@ -269,9 +276,8 @@ pub(super) fn report_as(summary: &Summary, json: bool, quiet: bool) -> Result<()
     }
     if summary.is_blind() {
         writeln!(out, "nothing was seen: {} probes were set, in", summary.probes)?;
-        for library in &summary.libraries {
-            writeln!(out, "  {}", library.display())?;
-        }
+        let paths: Vec<_> = summary.libraries.iter().map(|library| library.display()).collect();
+        list(&mut out, &paths, summary.further_libraries)?;
     }
     for trouble in &summary.troubles {
         writeln!(out, "  {trouble}")?;

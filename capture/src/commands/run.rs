@@ -61,7 +61,7 @@ pub(super) fn run(args: &Args) -> Result<Outcome> {
     }
     // What is not among these is found when it is mapped; its first calls may then be missing.
     for library in loader::candidates(&file, |name| std::env::var_os(name)) {
-        session.add_library(&library);
+        session.add_candidate(&library);
     }
     // Each recorded process takes a descriptor; the command keeps the limit that it would have had.
     let limit = rustix::process::getrlimit(Resource::Nofile);

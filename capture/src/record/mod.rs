@@ -2,10 +2,12 @@
 
 pub mod blind_spots;
 pub mod cost;
+mod files;
 mod folder;
 mod governor;
 mod keeper;
 mod libraries;
+mod listed;
 mod losses;
 mod node;
 pub mod output;
@@ -16,3 +18,4 @@ pub mod segments;
 pub mod session;
 pub mod summary;
 mod tally;
+mod waiting;

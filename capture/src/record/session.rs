@@ -5,7 +5,6 @@
 //! processes, `libraries.rs` for libraries.
 
 use std::collections::BTreeMap;
-use std::os::fd::AsFd as _;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -18,20 +17,23 @@ use ktape_format::event::{self, ClockPair, clock_kind, lifecycle_kind};
 use ktape_format::header::ClockKind;
 use ktape_format::{Options as TapeOptions, Sink as _};
 use rustc_hash::{FxHashMap, FxHashSet};
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::event::Timespec;
 use rustix::time::{ClockId, clock_gettime};
 
 use super::blind_spots::Noted;
 use super::cost::Cost;
+use super::files::Files;
 use super::governor::Governor;
+use super::listed::Listed;
 use super::losses::Losses;
 use super::node::Node;
 use super::output::Output;
-use super::processes::Recorded;
+use super::processes::{Looks, Recorded};
 use super::scope::Scope;
 use super::segments;
 use super::summary::{CpuSamples, OffCpu, Summary};
 use super::tally::Tallies;
+use super::waiting::Waiting;
 use crate::collect::outside::{LostCalls, Notice, Outside};
 use crate::kernel::programs::Kernel;
 use crate::kernel::sampler;
@@ -39,7 +41,7 @@ use crate::kernel::traps::Traps;
 use crate::probes;
 use crate::probes::functions::{self, Meaning, Probed};
 use crate::target;
-use crate::target::libraries::{self, FileId};
+use crate::target::libraries;
 use crate::target::stubs::live;
 
 /// How long a record may lie before it is looked for.
@@ -101,11 +103,14 @@ pub struct Session {
     /// What there is more where the whole node is recorded.
     pub(super) node: Option<Node>,
     pub(super) processes: FxHashMap<u32, Recorded>,
-    /// Libraries that have probes, by device and inode.
-    pub(super) libraries: FxHashSet<FileId>,
-    pub(super) library_paths: Vec<PathBuf>,
-    /// Files of interpreters whose code objects are seen to be freed.
-    pub(super) watched_pythons: FxHashSet<FileId>,
+    /// Those that said that they mapped something.
+    pub(super) told: FxHashSet<u32>,
+    pub(super) looks: Looks,
+    pub(super) waiting: Waiting,
+    /// Processes that seem to have ended.
+    pub(super) gone: Vec<u32>,
+    pub(super) files: Files,
+    pub(super) library_paths: Listed<PathBuf>,
     /// What files tell of host stubs.
     pub(super) stubs: live::Known,
     pub(super) probes: usize,
@@ -117,7 +122,7 @@ pub struct Session {
     pub(super) is_ending: bool,
     pub(super) troubles: BTreeMap<String, u64>,
     /// What was kept less of, and of what more again.
-    fidelity_changes: Vec<String>,
+    fidelity_changes: Listed<String>,
     pub(super) began: Instant,
     pub(super) looked_again: Instant,
     pub(super) told_losses: Instant,
@@ -171,13 +176,16 @@ impl Session {
             functions,
             kernel,
             site_kernel,
+            waiting: Waiting::new(&ring).context("waiting for records")?,
             ring,
             tape,
             rotation: Arc::default(),
             processes: FxHashMap::default(),
-            libraries: FxHashSet::default(),
-            library_paths: Vec::new(),
-            watched_pythons: FxHashSet::default(),
+            told: FxHashSet::default(),
+            looks: Looks::default(),
+            gone: Vec::new(),
+            files: Files::default(),
+            library_paths: Listed::default(),
             stubs: live::Known::default(),
             probes: 0,
             hooked,
@@ -185,7 +193,7 @@ impl Session {
             recorded: 0,
             is_ending: false,
             troubles: BTreeMap::new(),
-            fidelity_changes: Vec::new(),
+            fidelity_changes: Listed::default(),
             began: now,
             looked_again: now,
             told_losses: now,
@@ -250,9 +258,7 @@ impl Session {
             self.look_after_node()?;
             self.duties()?;
             progress(self.progress());
-            if taken < RECORDS_A_ROUND {
-                self.wait()?;
-            }
+            self.wait(if taken < RECORDS_A_ROUND { TICK } else { Duration::ZERO })?;
             self.forget_the_gone()?;
         }
         Ok(())
@@ -325,7 +331,8 @@ impl Session {
             returns_lost: sum(|counters| counters.returns_lost),
             duration_ns,
             processes: self.recorded,
-            libraries: self.library_paths,
+            libraries: self.library_paths.shown,
+            further_libraries: self.library_paths.further,
             probes: self.probes,
             seen,
             written,
@@ -333,7 +340,8 @@ impl Session {
             without_stack: sum(|counters| counters.without_stack),
             kernels: self.collector.kernels(),
             spending: self.cost.spending(),
-            fidelity_changes: self.fidelity_changes,
+            fidelity_changes: self.fidelity_changes.shown,
+            further_fidelity_changes: self.fidelity_changes.further,
             gaps: self.collector.gaps(),
             out_of_scope,
             cpu_samples: self.options.cpu_hz.map(|hz| CpuSamples {
@@ -432,6 +440,7 @@ impl Session {
                 self.notice(notice)?;
             }
         }
+        self.look_at_those_that_told();
         Ok(taken)
     }
 
@@ -446,9 +455,8 @@ impl Session {
         self.rotate_if_due()?;
         if self.looked_again.elapsed() >= LOOK_AGAIN {
             self.looked_again = Instant::now();
-            self.look_for_the_unsaid()?;
-            let pids: Vec<u32> = self.processes.keys().copied().collect();
-            pids.into_iter().for_each(|pid| self.look_at(pid));
+            self.look_again()?;
+            self.let_go_of_unused();
             self.follow_processors();
         }
         if self.told_losses.elapsed() >= TELL_LOSSES {
@@ -563,16 +571,12 @@ impl Session {
         Ok(())
     }
 
-    /// Waits for records, or for the end of a process.
-    fn wait(&self) -> Result<()> {
-        let mut fds = vec![PollFd::new(&self.ring, PollFlags::IN)];
-        let pidfds = self.processes.values().filter_map(|recorded| recorded.pidfd.as_ref());
-        fds.extend(pidfds.map(|pidfd| PollFd::from_borrowed_fd(pidfd.as_fd(), PollFlags::IN)));
-        let timeout = Timespec { tv_sec: 0, tv_nsec: TICK.as_nanos() as i64 };
-        match poll(&mut fds, Some(&timeout)) {
-            Ok(_) | Err(rustix::io::Errno::INTR) => Ok(()),
-            Err(error) => Err(error).context("waiting for records"),
-        }
+    /// Waits for records, or for the end of a process, at most so long.
+    fn wait(&mut self, most: Duration) -> Result<()> {
+        let timeout = Timespec { tv_sec: most.as_secs() as i64, tv_nsec: most.subsec_nanos().into() };
+        let gone = self.waiting.wait(&timeout).context("waiting for records")?;
+        self.gone.extend(gone);
+        Ok(())
     }
 }
 
