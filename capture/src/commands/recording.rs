@@ -141,6 +141,12 @@ pub(super) fn show_progress(quiet: bool) -> impl FnMut(Progress) {
     }
 }
 
+/// Ends a recording, and first of all one that could not go on: what it has is closed then, and the error is how it ended.
+pub(super) fn end(session: Session, ran: Result<()>) -> Result<Summary> {
+    let ended = session.end();
+    ran.and(ended)
+}
+
 /// How a recording ended whose report was given.
 pub(super) fn outcome(summary: &Summary) -> Result<Outcome> {
     match &summary.failure {

@@ -10,6 +10,7 @@ use rustix::process::{Resource, Rlimit};
 
 use super::Outcome;
 use super::recording::{self, Recording};
+use crate::privileges;
 use crate::record::session::{Options, Session};
 use crate::target::loader;
 
@@ -40,6 +41,7 @@ pub(super) fn run(args: &Args) -> Result<Outcome> {
     // Before anything is begun: a tape of that name must not go for a command that there is not.
     let file = loader::find_program(Path::new(program), std::env::var_os("PATH"))
         .with_context(|| format!("cannot run {}: no such program", program.to_string_lossy()))?;
+    privileges::demand()?;
     let output = args.recording.output(&program.to_string_lossy(), std::process::id());
     let stop = recording::stop_on_signals()?;
     let segments = args.recording.segments(&output);
@@ -75,8 +77,8 @@ pub(super) fn run(args: &Args) -> Result<Outcome> {
     session.spawned();
     let mut child = child.with_context(|| format!("cannot run {}", program.to_string_lossy()))?;
     session.expect(child.id())?;
-    session.run(&stop, recording::show_progress(args.recording.quiet))?;
-    let summary = session.end()?;
+    let ran = session.run(&stop, recording::show_progress(args.recording.quiet));
+    let summary = recording::end(session, ran)?;
     recording::report(&summary, &args.recording)?;
     // Where the recording was stopped, the command goes on as if it had not been there.
     let status = child.try_wait()?;

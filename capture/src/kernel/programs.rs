@@ -327,6 +327,11 @@ impl Kernel {
         self.off_cpu.as_ref().map_or(Ok(Vec::new()), OffCpuWatch::off)
     }
 
+    /// Forgets threads off their processors, of processes that are recorded no longer.
+    pub fn forget_off_cpu(&mut self, pids: &[u32]) -> Result<(), KernelError> {
+        self.off_cpu.as_mut().map_or(Ok(()), |off_cpu| off_cpu.forget(pids))
+    }
+
     /// What was counted of threads that were off their processors.
     pub fn off_cpu_counters(&self) -> Result<OffCounters, KernelError> {
         self.off_cpu.as_ref().map_or(Ok(OffCounters::default()), OffCpuWatch::counters)

@@ -29,8 +29,9 @@ use crate::target::{self, loader};
 /// How often processes are looked through where the kernel does not tell what they map.
 const SCAN: Duration = Duration::from_secs(2);
 
-/// After so many files what is known of their host stubs is forgotten, and read again.
+/// After so many files, or host stubs in them, what is known of these is forgotten, and read again.
 const MOST_FILES: usize = 4096;
+const MOST_STUBS: usize = 1 << 20;
 
 /// What a recording of the whole node has more than another.
 pub(super) struct Node {
@@ -241,6 +242,7 @@ impl Session {
         for &pid in &outside {
             self.kernel.remove_target(pid);
         }
+        self.kernel.forget_off_cpu(&outside)?;
         // What they did before is theirs.
         self.drain(self.options.buffer_bytes as usize / 8)?;
         for pid in outside {
@@ -303,7 +305,8 @@ impl Searches {
             let mut known = live::Known::default();
             for (pid, generation) in questions {
                 let found = live::of(pid, &mut known).unwrap_or_default();
-                if known.len() > MOST_FILES {
+                let stubs: usize = known.values().map(|file| file.named.len() + file.handles.len()).sum();
+                if known.len() > MOST_FILES || stubs > MOST_STUBS {
                     known.clear();
                 }
                 // Nobody listens when the recording has ended.

@@ -95,8 +95,8 @@ pub struct Session {
     /// Set by whoever wants the segment to end.
     pub(super) rotation: Arc<AtomicBool>,
     pub(super) losses: Losses,
-    /// Calls that change graphs, and their returns, that were lost so far.
-    lost_of_graphs: u64,
+    /// Calls that change graphs, and their returns, that were lost so far: those that change no executable graph, and the others.
+    lost_of_graphs: [u64; 2],
     pub(super) cost: Cost,
     governor: Option<Governor>,
     pub(super) tallies: Tallies,
@@ -121,6 +121,8 @@ pub struct Session {
     /// Whether the probes have been taken away: no new ones then.
     pub(super) is_ending: bool,
     pub(super) troubles: BTreeMap<String, u64>,
+    /// Who is told of each when it comes.
+    tell: Option<Box<dyn FnMut(&str)>>,
     /// What was kept less of, and of what more again.
     fidelity_changes: Listed<String>,
     pub(super) began: Instant,
@@ -167,7 +169,7 @@ impl Session {
         let mut session = Session {
             collector: Outside::new(functions.clone(), options.launch_durations),
             losses: Losses::new(functions.len(), monotonic_ns()),
-            lost_of_graphs: 0,
+            lost_of_graphs: [0; 2],
             cost: Cost::new(*traps.as_ref().unwrap_or(&Traps::UNKNOWN), functions.len()),
             governor: options.max_overhead.map(|limit| Governor::new(limit, options.native, options.launch_durations)),
             tallies: Tallies::new(monotonic_ns()),
@@ -193,6 +195,7 @@ impl Session {
             recorded: 0,
             is_ending: false,
             troubles: BTreeMap::new(),
+            tell: None,
             fidelity_changes: Listed::default(),
             began: now,
             looked_again: now,
@@ -321,7 +324,7 @@ impl Session {
         let untold = sealed.and(told).err().map(|error| format!("{}: {error}", self.options.output.display()));
         let finished = self.tape.finish();
         for trouble in finished.troubles {
-            self.troubles.insert(trouble, 1);
+            *self.troubles.entry(trouble).or_default() += 1;
         }
         Ok(Summary {
             failure: untold.or(finished.failure),
@@ -381,14 +384,19 @@ impl Session {
         let off_cpu = self.kernel.off_cpu_counters()?;
         let lost = self.losses.lost;
         self.losses.tell(&self.functions, &counters, &sampled, &off_cpu, monotonic_ns(), &mut self.tape)?;
-        let of_graphs = |(function, _): &(&Probed, &Counters)| {
-            matches!(function.meaning, Meaning::Graph(_) | Meaning::GraphInstantiate)
-        };
-        let lost_of_graphs = self.functions.iter().zip(&counters).filter(of_graphs);
-        let lost_of_graphs = lost_of_graphs.map(|(_, counters)| counters.calls_lost + counters.returns_lost).sum();
-        let were_lost_of_graphs = std::mem::replace(&mut self.lost_of_graphs, lost_of_graphs) != lost_of_graphs;
+        let mut lost_of_graphs = [0; 2];
+        for (function, counters) in self.functions.iter().zip(&counters) {
+            let of_executable = match function.meaning {
+                Meaning::Graph(call) => call.is_of_executable(),
+                Meaning::GraphInstantiate => true,
+                _ => continue,
+            };
+            lost_of_graphs[usize::from(of_executable)] += counters.calls_lost + counters.returns_lost;
+        }
+        let before = std::mem::replace(&mut self.lost_of_graphs, lost_of_graphs);
         self.collector.looked_for_losses(match self.losses.lost > lost {
-            _ if were_lost_of_graphs => LostCalls::OfGraphs,
+            _ if lost_of_graphs[1] != before[1] => LostCalls::OfGraphs,
+            _ if lost_of_graphs[0] != before[0] => LostCalls::OfTemplates,
             true => LostCalls::Some,
             false => LostCalls::None,
         });
@@ -447,11 +455,26 @@ impl Session {
     pub(super) fn trouble(&mut self, what: String) {
         let is_known = self.troubles.len() < MOST_TROUBLES || self.troubles.contains_key(&what);
         let what = if is_known { what } else { "further troubles".to_owned() };
+        if !self.troubles.contains_key(&what) {
+            self.tell.iter_mut().for_each(|tell| tell(&what));
+        }
         *self.troubles.entry(what).or_default() += 1;
     }
 
+    /// Has troubles told when they come, each once; they are in the summary too.
+    pub fn tell_troubles(&mut self, tell: impl FnMut(&str) + 'static) {
+        self.tell = Some(Box::new(tell));
+        for what in self.troubles.keys() {
+            self.tell.iter_mut().for_each(|tell| tell(what));
+        }
+    }
+
     fn duties(&mut self) -> Result<()> {
-        self.tape.tend();
+        let tended = self.tape.tend();
+        for trouble in self.tape.take_troubles() {
+            self.trouble(trouble);
+        }
+        tended?;
         self.rotate_if_due()?;
         if self.looked_again.elapsed() >= LOOK_AGAIN {
             self.looked_again = Instant::now();
@@ -514,6 +537,7 @@ impl Session {
         let Output::Segments(segments) = &mut self.tape else { return Ok(()) };
         let collector = &self.collector;
         if segments.rotate(|kept| collector.kept(kept))? {
+            self.collector.begin_tape();
             self.read_clocks()?;
         }
         Ok(())

@@ -11,13 +11,16 @@ use std::time::{Duration, Instant};
 
 use ktape_ebpf::python::End;
 use ktape_ebpf::wire::MAX_NATIVE_FRAMES;
-use rustc_hash::FxHashMap;
+use rustc_hash::{FxHashMap, FxHashSet};
 
 use crate::target::maps::{self, Mapping};
 use crate::target::modules::Module;
 
 /// How often at most mappings are read for an address that is in none of them: most such are no addresses of code at all.
 const BETWEEN_LOOKS: Duration = Duration::from_millis(100);
+
+/// So many paths mean a build by themselves.
+const MOST_PATHS: usize = 1 << 16;
 
 /// A file that is mapped, as the kernel tells files apart, and the path that it has in the process.
 type FileKey = ((u32, u32), u64);
@@ -86,6 +89,9 @@ impl Natives {
         let of_runtime = mappings.iter().rfind(|mapping| mapping.is_file() && mapping.start <= self.runtime);
         self.interpreter = of_runtime.map(key).or(self.interpreter);
         mappings.retain(|mapping| mapping.executable);
+        // A process that compiles for itself maps new files as long as it runs.
+        let mapped: FxHashSet<FileKey> = mappings.iter().map(key).collect();
+        self.modules.retain(|file, _| mapped.contains(file));
         self.code = mappings;
     }
 
@@ -155,12 +161,13 @@ impl Builds {
     /// What a module is called on the tape: by its path, if that means no other build already.
     pub(super) fn file<'module>(&mut self, module: &'module Module) -> Cow<'module, str> {
         match self.0.get(&module.path) {
-            None => {
+            // What comes beyond has its build at its name, in case.
+            None if self.0.len() < MOST_PATHS => {
                 self.0.insert(module.path.clone(), module.build_id.clone());
                 Cow::Borrowed(&module.path)
             }
             Some(build_id) if *build_id == module.build_id => Cow::Borrowed(&module.path),
-            Some(_) => {
+            _ => {
                 let build_id = module.build_id.as_deref().unwrap_or("none");
                 Cow::Owned(format!("{} (build id {build_id})", module.path))
             }
