@@ -155,3 +155,109 @@ impl Session {
         Ok((group, set))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::io::{BufRead as _, BufReader, Write as _};
+    use std::path::PathBuf;
+    use std::process::{Child, Command, Stdio};
+    use std::time::Instant;
+
+    use super::*;
+    use crate::record::files::{Looked, UNUSED};
+    use crate::record::session::Options;
+
+    /// Maps a driver, says so, and calls it when it is told to.
+    const CALLS: &str = "import ctypes, sys
+driver = ctypes.CDLL(sys.argv[1])
+print('mapped', flush=True)
+sys.stdin.readline()
+driver.cuInit(0)
+print('called', flush=True)
+sys.stdin.readline()";
+
+    struct Caller(Child, BufReader<std::process::ChildStdout>);
+
+    impl Caller {
+        fn start(driver: &Path) -> Caller {
+            let mut command = Command::new("python3");
+            command.args(["-I", "-S", "-c", CALLS]).arg(driver).stdin(Stdio::piped()).stdout(Stdio::piped());
+            let mut child = command.spawn().unwrap();
+            let said = BufReader::new(child.stdout.take().unwrap());
+            let mut caller = Caller(child, said);
+            caller.hear("mapped");
+            caller
+        }
+
+        fn hear(&mut self, what: &str) {
+            let mut line = String::new();
+            self.1.read_line(&mut line).unwrap();
+            assert_eq!(line.trim_end(), what);
+        }
+
+        fn call(&mut self) {
+            writeln!(self.0.stdin.as_mut().unwrap()).unwrap();
+            self.hear("called");
+        }
+
+        fn end(mut self) {
+            writeln!(self.0.stdin.as_mut().unwrap()).unwrap();
+            self.0.wait().unwrap();
+        }
+    }
+
+    #[test]
+    fn on_trial_probes_of_a_file_that_nobody_maps_go_and_come_again() {
+        let built = PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/../target/simcuda/libcuda.so.1"));
+        let folder = tempfile::tempdir().unwrap();
+        let driver = folder.path().join("libcuda.so.1");
+        if std::fs::copy(built, &driver).is_err() || crate::privileges::demand().is_err() {
+            eprintln!("SKIPPED: no stand-in driver, or not root");
+            return;
+        }
+        let mut session = Session::begin(Options {
+            output: folder.path().join("a.ktape"),
+            segments: None,
+            follow: false,
+            launch_durations: false,
+            native: false,
+            buffer_bytes: 1 << 20,
+            cpu_hz: None,
+            max_overhead: None,
+            off_cpu: false,
+            node: None,
+        })
+        .unwrap();
+        let calls =
+            |session: &Session| session.kernel.counters().unwrap().iter().map(|counters| counters.calls).sum::<u64>();
+        let mut first = Caller::start(&driver);
+        session.add_process(first.0.id()).unwrap();
+        first.call();
+        let seen = calls(&session);
+        assert!(seen > 0);
+        // In use it stays, for whatever time.
+        let looked = |session: &Session, after| {
+            let looked = Looked::of_all(&session.files.inodes()).unwrap();
+            Looked { began: Instant::now() + after, ..looked }
+        };
+        let of_now = looked(&session, 2 * UNUSED);
+        session.files.looked(&of_now).into_iter().for_each(|group| session.let_go(vec![group]));
+        assert!(session.files.has(libraries::mapped(first.0.id()).unwrap()[0].id, What::Library));
+        first.end();
+        let of_now = looked(&session, 4 * UNUSED);
+        let groups = session.files.looked(&of_now);
+        assert!(!groups.is_empty());
+        session.let_go(groups);
+        let mut second = Caller::start(&driver);
+        let target = session.new_target();
+        session.kernel.set_target(second.0.id(), target).unwrap();
+        second.call();
+        assert_eq!(calls(&session), seen, "it has no probes any more");
+        second.end();
+        let mut third = Caller::start(&driver);
+        session.add_process(third.0.id()).unwrap();
+        third.call();
+        assert_eq!(calls(&session), 2 * seen);
+        third.end();
+    }
+}

@@ -255,6 +255,31 @@ mod tests {
     }
 
     #[test]
+    fn files_that_are_mapped_no_more_are_forgotten() {
+        let mut natives = natives();
+        natives.frames(&[0x3_0010, 0x1_0021], false);
+        assert_eq!(natives.modules.len(), 2);
+        natives.set_mappings(vec![mapping(0x1_0000, "/opt/python", 1, true)]);
+        assert_eq!(natives.modules.len(), 1);
+    }
+
+    #[test]
+    fn paths_beyond_the_bound_have_their_build_in_their_name() {
+        let mut builds = Builds::default();
+        let module = |path: usize| {
+            let mut module = Module::default();
+            (module.path, module.build_id) = (path.to_string(), Some("b1".to_owned()));
+            module
+        };
+        for path in 0..MOST_PATHS {
+            assert_eq!(builds.file(&module(path)), path.to_string());
+        }
+        assert_eq!(builds.file(&module(MOST_PATHS)), format!("{MOST_PATHS} (build id b1)"));
+        assert_eq!(builds.file(&module(7)), "7");
+        assert_eq!(builds.0.len(), MOST_PATHS);
+    }
+
+    #[test]
     fn as_many_frames_as_are_kept_are_a_cut_stack() {
         assert_eq!(natives().frames(&[0x3_0010; MAX_NATIVE_FRAMES], false).end, End::Cut);
         assert_eq!(natives().frames(&[0x3_0010; MAX_NATIVE_FRAMES - 1], false).end, End::Outermost);

@@ -224,3 +224,26 @@ impl Objects {
         self.allocated.remove(&address).map_or(0, |(bytes, _)| bytes)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_process_never_gives_back_is_bounded_and_then_unknown() {
+        let mut objects = Objects::new(1, true);
+        objects.recorded(1, 77);
+        assert_eq!(objects.recorded_by(1), 77);
+        for event in 0..3 * MOST_KEPT as u64 {
+            objects.recorded(1000 + event, event);
+        }
+        assert!(objects.recorded.len() <= MOST_KEPT);
+        assert_eq!(objects.recorded_by(1), 0);
+        assert_eq!(objects.memory_at(5), memory_kind::PAGEABLE);
+        for address in 0..=MOST_ALLOCATED as u64 {
+            objects.mapped(0x1000 * (1 + address), 0x1000);
+        }
+        assert!(objects.allocated.len() <= MOST_ALLOCATED);
+        assert_eq!(objects.memory_at(5), memory_kind::UNKNOWN, "what was handed out is not known any more");
+    }
+}
