@@ -337,6 +337,7 @@ fn forked(ctx: RawTracePointContext) -> i32 {
         let _ = INTERPRETERS.insert(child_pid, &Walked { generation, ..unsafe { *walked } }, 0);
     }
     if TARGETS.insert(child_pid, &Target { generation, last_state: 0, ..parent }, 0).is_err() {
+        let _ = INTERPRETERS.remove(child_pid);
         maps::count_unsaid(unsaid::CHILDREN);
         return 0;
     }

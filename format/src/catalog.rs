@@ -12,8 +12,8 @@ use rustc_hash::FxHashMap;
 use crate::Sink;
 use crate::carry::{Carrier, Known, PLACE};
 use crate::definition::{
-    Context, Definition, DefinitionVisitor, Device, Graph, GraphNode, Property, Shelves, Stream, Thread, property,
-    subject, visit_definitions,
+    Context, Definition, DefinitionVisitor, Device, GraphNode, Property, Shelves, Stream, Thread, property, subject,
+    visit_definitions,
 };
 use crate::event::Event;
 use crate::table::{DefinitionKind, Refers, Row};
@@ -201,7 +201,7 @@ impl Catalog {
     }
 
     /// Ends a tape: what none of its events referred to is forgotten, but for what `kept` names, what belongs to a process that
-    /// it names, and what these refer to. All that is left goes onto the next tape when an event refers to it.
+    /// it names, except for its graphs, of which it may make any number, and what these refer to. All that is left goes onto the next tape when an event refers to it.
     pub fn end_tape(&mut self, kept: impl FnOnce(&mut dyn FnMut(DefinitionKind, u32))) {
         let Catalog { known, carrier } = self;
         let mut marking = Marking { known, carrier, work: Vec::new() };
@@ -287,7 +287,6 @@ impl Marking<'_> {
         self.belonging::<Device>();
         self.belonging::<Context>();
         self.belonging::<Stream>();
-        self.belonging::<Graph>();
         let known = self.known;
         for (&graph, nodes) in &known.nodes {
             if self.carrier.has(DefinitionKind::Graph as u16, graph) {

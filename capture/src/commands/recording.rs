@@ -17,7 +17,7 @@ use crate::kernel::sampler::MOST_HZ;
 use crate::record::blind_spots::Kind;
 use crate::record::cost::Spending;
 use crate::record::segments;
-use crate::record::session::Progress;
+use crate::record::session::{Progress, Session};
 use crate::record::summary::{GpuValues, Summary};
 
 /// How much may wait between the probes and the recorder, unless something else is said.
@@ -165,6 +165,12 @@ pub(super) fn show_progress(quiet: bool) -> impl FnMut(Progress) {
     }
 }
 
+/// Ends a recording, and first of all one that could not go on: what it has is closed then, and the error is how it ended.
+pub(super) fn end(session: Session, ran: Result<()>) -> Result<Summary> {
+    let ended = session.end();
+    ran.and(ended)
+}
+
 /// How a recording ended whose report was given.
 pub(super) fn outcome(summary: &Summary) -> Result<Outcome> {
     match &summary.failure {
@@ -178,6 +184,15 @@ pub(super) fn outcome(summary: &Summary) -> Result<Outcome> {
 /// Says what was recorded.
 pub(super) fn report(summary: &Summary, recording: &Recording) -> Result<()> {
     report_as(summary, recording.json, recording.quiet)
+}
+
+/// Writes each in a line of its own, and how many more there were.
+fn list(out: &mut impl io::Write, shown: &[impl std::fmt::Display], further: u64) -> io::Result<()> {
+    shown.iter().try_for_each(|one| writeln!(out, "  {one}"))?;
+    match further {
+        0 => Ok(()),
+        further => writeln!(out, "  and {further} more"),
+    }
 }
 
 /// Says what was recorded: to a program, to a person, or to nobody.
@@ -204,7 +219,7 @@ pub(super) fn report_as(summary: &Summary, json: bool, quiet: bool) -> Result<()
         summary.duration_ns as f64 / 1e9,
         summary.processes,
         summary.probes,
-        summary.libraries.len(),
+        summary.libraries.len() as u64 + summary.further_libraries,
     )?;
     writeln!(out, "calls: {seen} seen, {written} written, {lost} lost")?;
     let Spending { recorder_cpu_ns, probes_ns, hits, busiest_thread_share } = summary.spending;
@@ -218,9 +233,7 @@ pub(super) fn report_as(summary: &Summary, json: bool, quiet: bool) -> Result<()
         probes_ns as f64 / 1e3 / hits.max(1) as f64,
         100.0 * busiest_thread_share,
     )?;
-    for change in &summary.fidelity_changes {
-        writeln!(out, "  {change}")?;
-    }
+    list(&mut out, &summary.fidelity_changes, summary.further_fidelity_changes)?;
     if !summary.out_of_scope.is_empty() {
         let groups: Vec<String> = summary
             .out_of_scope
@@ -311,9 +324,8 @@ pub(super) fn report_as(summary: &Summary, json: bool, quiet: bool) -> Result<()
     }
     if summary.is_blind() {
         writeln!(out, "nothing was seen: {} probes were set, in", summary.probes)?;
-        for library in &summary.libraries {
-            writeln!(out, "  {}", library.display())?;
-        }
+        let paths: Vec<_> = summary.libraries.iter().map(|library| library.display()).collect();
+        list(&mut out, &paths, summary.further_libraries)?;
     }
     for trouble in &summary.troubles {
         writeln!(out, "  {trouble}")?;

@@ -106,7 +106,7 @@ fn from_outside(
     }
     // What is not among these is found when it is mapped; its first calls may then be missing.
     for library in loader::candidates(file, |name| std::env::var_os(name)) {
-        session.add_library(&library);
+        session.add_candidate(&library);
     }
     command.envs(session.variables());
     keep_limits(&mut command);
@@ -115,8 +115,8 @@ fn from_outside(
     session.spawned();
     let child = child?;
     session.expect(child.id())?;
-    session.run(stop, progress)?;
-    Ok((session.end()?, child))
+    let ran = session.run(stop, progress);
+    Ok((recording::end(session, ran)?, child))
 }
 
 /// Records a command by what a library in it tells.

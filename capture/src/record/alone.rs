@@ -211,6 +211,7 @@ impl Alone {
             duration_ns,
             processes: self.recorded,
             libraries: vec![self.inside.library().to_owned()],
+            further_libraries: 0,
             probes: 0,
             seen,
             written,
@@ -219,6 +220,7 @@ impl Alone {
             kernels: self.collector.kernels(),
             spending: self.cost.spending(),
             fidelity_changes: Vec::new(),
+            further_fidelity_changes: 0,
             gaps: self.collector.gaps(),
             out_of_scope: BTreeMap::new(),
             cpu_samples: None,
@@ -284,7 +286,11 @@ impl Alone {
     }
 
     fn duties(&mut self) -> Result<()> {
-        self.tape.tend();
+        let tended = self.tape.tend();
+        for trouble in self.tape.take_troubles() {
+            self.trouble(trouble);
+        }
+        tended?;
         let is_asked = self.rotation.swap(false, Ordering::Relaxed);
         if matches!(&self.tape, Output::Segments(segments) if is_asked || segments.is_due()) {
             self.rotate()?;
@@ -477,7 +483,7 @@ impl Alone {
     }
 
     fn trouble(&mut self, what: String) {
-        note_trouble(&mut self.troubles, what);
+        let _ = note_trouble(&mut self.troubles, what);
     }
 
     /// Waits a little, or for the end of a process.

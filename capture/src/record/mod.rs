@@ -3,11 +3,13 @@
 pub mod alone;
 pub mod blind_spots;
 pub mod cost;
+mod files;
 mod folder;
 mod governor;
 pub mod inside;
 mod keeper;
 mod libraries;
+mod listed;
 mod losses;
 mod node;
 pub mod output;
@@ -18,3 +20,4 @@ pub mod segments;
 pub mod session;
 pub mod summary;
 mod tally;
+mod waiting;

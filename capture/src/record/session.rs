@@ -5,7 +5,6 @@
 //! processes, `libraries.rs` for libraries.
 
 use std::collections::BTreeMap;
-use std::os::fd::AsFd as _;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -18,21 +17,24 @@ use ktape_format::event::{self, ClockPair, clock_kind, lifecycle_kind};
 use ktape_format::header::ClockKind;
 use ktape_format::{Options as TapeOptions, Sink as _};
 use rustc_hash::{FxHashMap, FxHashSet};
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::event::Timespec;
 use rustix::time::{ClockId, clock_gettime};
 
 use super::blind_spots::Noted;
 use super::cost::Cost;
+use super::files::Files;
 use super::governor::Governor;
 use super::inside::{self, Inside};
+use super::listed::Listed;
 use super::losses::Losses;
 use super::node::Node;
 use super::output::Output;
-use super::processes::Recorded;
+use super::processes::{Looks, Recorded};
 use super::scope::Scope;
 use super::segments;
 use super::summary::{CpuSamples, GpuValues, OffCpu, Summary};
 use super::tally::{Counting, Tallies};
+use super::waiting::Waiting;
 use crate::collect::nvml::GpuCounters;
 use crate::collect::outside::{LostCalls, Notice, Outside};
 use crate::kernel::programs::Kernel;
@@ -41,7 +43,7 @@ use crate::kernel::traps::Traps;
 use crate::probes;
 use crate::probes::functions::{self, Meaning, Probed};
 use crate::target;
-use crate::target::libraries::{self, FileId};
+use crate::target::libraries;
 use crate::target::stubs::live;
 
 /// How long a record may lie before it is looked for.
@@ -86,6 +88,9 @@ pub struct Options {
     pub inside: Option<(inside::Options, PathBuf)>,
 }
 
+/// Told of each trouble when it comes first.
+type Tell = Box<dyn FnMut(&str)>;
+
 /// A recording that goes on.
 pub struct Session {
     pub(super) options: Options,
@@ -99,8 +104,8 @@ pub struct Session {
     /// Set by whoever wants the segment to end.
     pub(super) rotation: Arc<AtomicBool>,
     pub(super) losses: Losses,
-    /// Calls that change graphs, and their returns, that were lost so far.
-    lost_of_graphs: u64,
+    /// Calls that change graphs, and their returns, that were lost so far: those that change no executable graph, and the others.
+    lost_of_graphs: [u64; 2],
     pub(super) cost: Cost,
     gpu_counters: Option<GpuCounters>,
     governor: Option<Governor>,
@@ -110,11 +115,14 @@ pub struct Session {
     /// What there is more where the whole node is recorded.
     pub(super) node: Option<Node>,
     pub(super) processes: FxHashMap<u32, Recorded>,
-    /// Libraries that have probes, by device and inode.
-    pub(super) libraries: FxHashSet<FileId>,
-    pub(super) library_paths: Vec<PathBuf>,
-    /// Files of interpreters whose code objects are seen to be freed.
-    pub(super) watched_pythons: FxHashSet<FileId>,
+    /// Those that said that they mapped something.
+    pub(super) told: FxHashSet<u32>,
+    pub(super) looks: Looks,
+    pub(super) waiting: Waiting,
+    /// Processes that seem to have ended.
+    pub(super) gone: Vec<u32>,
+    pub(super) files: Files,
+    pub(super) library_paths: Listed<PathBuf>,
     /// What files tell of host stubs.
     pub(super) stubs: live::Known,
     pub(super) probes: usize,
@@ -125,8 +133,10 @@ pub struct Session {
     /// Whether the probes have been taken away: no new ones then.
     pub(super) is_ending: bool,
     pub(super) troubles: BTreeMap<String, u64>,
+    /// Who is told of each when it comes.
+    tell: Option<Tell>,
     /// What was kept less of, and of what more again.
-    fidelity_changes: Vec<String>,
+    fidelity_changes: Listed<String>,
     pub(super) began: Instant,
     pub(super) looked_again: Instant,
     pub(super) told_losses: Instant,
@@ -166,7 +176,7 @@ impl Session {
         let mut session = Session {
             collector: Outside::new(functions.clone(), options.launch_durations),
             losses: Losses::new(functions.len(), monotonic_ns()),
-            lost_of_graphs: 0,
+            lost_of_graphs: [0; 2],
             cost: Cost::new(*traps.as_ref().unwrap_or(&Traps::UNKNOWN), functions.len()),
             gpu_counters,
             governor: options.max_overhead.map(|limit| Governor::new(limit, options.native, options.launch_durations)),
@@ -177,13 +187,16 @@ impl Session {
             functions,
             kernel,
             site_kernel,
+            waiting: Waiting::new(&ring).context("waiting for records")?,
             ring,
             tape,
             rotation: Arc::default(),
             processes: FxHashMap::default(),
-            libraries: FxHashSet::default(),
-            library_paths: Vec::new(),
-            watched_pythons: FxHashSet::default(),
+            told: FxHashSet::default(),
+            looks: Looks::default(),
+            gone: Vec::new(),
+            files: Files::default(),
+            library_paths: Listed::default(),
             stubs: live::Known::default(),
             probes: 0,
             hooked,
@@ -191,7 +204,8 @@ impl Session {
             recorded: 0,
             is_ending: false,
             troubles: BTreeMap::new(),
-            fidelity_changes: Vec::new(),
+            tell: None,
+            fidelity_changes: Listed::default(),
             began: now,
             looked_again: now,
             told_losses: now,
@@ -258,9 +272,7 @@ impl Session {
             self.look_after_node()?;
             self.duties()?;
             progress(self.progress());
-            if taken < RECORDS_A_ROUND {
-                self.wait()?;
-            }
+            self.wait(if taken < RECORDS_A_ROUND { TICK } else { Duration::ZERO })?;
             self.forget_the_gone()?;
         }
         Ok(())
@@ -334,7 +346,7 @@ impl Session {
         let untold = sealed.and(told).err().map(|error| format!("{}: {error}", self.options.output.display()));
         let finished = self.tape.finish();
         for trouble in finished.troubles {
-            self.troubles.insert(trouble, 1);
+            *self.troubles.entry(trouble).or_default() += 1;
         }
         Ok(Summary {
             failure: untold.or(finished.failure),
@@ -344,7 +356,8 @@ impl Session {
             returns_lost: sum(|counters| counters.returns_lost),
             duration_ns,
             processes: self.recorded,
-            libraries: self.library_paths,
+            libraries: self.library_paths.shown,
+            further_libraries: self.library_paths.further,
             probes: self.probes,
             seen,
             written,
@@ -352,7 +365,8 @@ impl Session {
             without_stack: sum(|counters| counters.without_stack),
             kernels: self.collector.kernels(),
             spending: self.cost.spending(),
-            fidelity_changes: self.fidelity_changes,
+            fidelity_changes: self.fidelity_changes.shown,
+            further_fidelity_changes: self.fidelity_changes.further,
             gaps: self.collector.gaps(),
             out_of_scope,
             cpu_samples: self.options.cpu_hz.map(|hz| CpuSamples {
@@ -397,14 +411,19 @@ impl Session {
             self.losses.of_rings(&inside.counted().lost);
         }
         self.losses.tell(&self.functions, &counters, &sampled, &off_cpu, monotonic_ns(), &mut self.tape)?;
-        let of_graphs = |(function, _): &(&Probed, &Counters)| {
-            matches!(function.meaning, Meaning::Graph(_) | Meaning::GraphInstantiate)
-        };
-        let lost_of_graphs = self.functions.iter().zip(&counters).filter(of_graphs);
-        let lost_of_graphs = lost_of_graphs.map(|(_, counters)| counters.calls_lost + counters.returns_lost).sum();
-        let were_lost_of_graphs = std::mem::replace(&mut self.lost_of_graphs, lost_of_graphs) != lost_of_graphs;
+        let mut lost_of_graphs = [0; 2];
+        for (function, counters) in self.functions.iter().zip(&counters) {
+            let of_executable = match function.meaning {
+                Meaning::Graph(call) => call.is_of_executable(),
+                Meaning::GraphInstantiate => true,
+                _ => continue,
+            };
+            lost_of_graphs[usize::from(of_executable)] += counters.calls_lost + counters.returns_lost;
+        }
+        let before = std::mem::replace(&mut self.lost_of_graphs, lost_of_graphs);
         self.collector.looked_for_losses(match self.losses.lost > lost {
-            _ if were_lost_of_graphs => LostCalls::OfGraphs,
+            _ if lost_of_graphs[1] != before[1] => LostCalls::OfGraphs,
+            _ if lost_of_graphs[0] != before[0] => LostCalls::OfTemplates,
             true => LostCalls::Some,
             false => LostCalls::None,
         });
@@ -460,24 +479,38 @@ impl Session {
                 self.notice(notice)?;
             }
         }
+        self.look_at_those_that_told();
         Ok(taken)
     }
 
     pub(super) fn trouble(&mut self, what: String) {
-        note_trouble(&mut self.troubles, what);
+        if let Some(what) = note_trouble(&mut self.troubles, what) {
+            self.tell.iter_mut().for_each(|tell| tell(&what));
+        }
+    }
+
+    /// Has troubles told when they come, each once; they are in the summary too.
+    pub fn tell_troubles(&mut self, tell: impl FnMut(&str) + 'static) {
+        self.tell = Some(Box::new(tell));
+        for what in self.troubles.keys() {
+            self.tell.iter_mut().for_each(|tell| tell(what));
+        }
     }
 
     fn duties(&mut self) -> Result<()> {
-        self.tape.tend();
+        let tended = self.tape.tend();
+        for trouble in self.tape.take_troubles() {
+            self.trouble(trouble);
+        }
+        tended?;
         self.rotate_if_due()?;
         if let Some(counters) = &mut self.gpu_counters {
             counters.write(&mut self.tape)?;
         }
         if self.looked_again.elapsed() >= LOOK_AGAIN {
             self.looked_again = Instant::now();
-            self.look_for_the_unsaid()?;
-            let pids: Vec<u32> = self.processes.keys().copied().collect();
-            pids.into_iter().for_each(|pid| self.look_at(pid));
+            self.look_again()?;
+            self.let_go_of_unused();
             self.follow_processors();
         }
         if self.told_losses.elapsed() >= TELL_LOSSES {
@@ -536,6 +569,7 @@ impl Session {
         let Output::Segments(segments) = &mut self.tape else { return Ok(()) };
         let collector = &self.collector;
         if segments.rotate(|kept| collector.kept(kept))? {
+            self.collector.begin_tape();
             self.read_clocks()?;
         }
         Ok(())
@@ -588,16 +622,12 @@ impl Session {
         Ok(())
     }
 
-    /// Waits for records, or for the end of a process.
-    fn wait(&self) -> Result<()> {
-        let mut fds = vec![PollFd::new(&self.ring, PollFlags::IN)];
-        let pidfds = self.processes.values().filter_map(|recorded| recorded.pidfd.as_ref());
-        fds.extend(pidfds.map(|pidfd| PollFd::from_borrowed_fd(pidfd.as_fd(), PollFlags::IN)));
-        let timeout = Timespec { tv_sec: 0, tv_nsec: TICK.as_nanos() as i64 };
-        match poll(&mut fds, Some(&timeout)) {
-            Ok(_) | Err(rustix::io::Errno::INTR) => Ok(()),
-            Err(error) => Err(error).context("waiting for records"),
-        }
+    /// Waits for records, or for the end of a process, at most so long.
+    fn wait(&mut self, most: Duration) -> Result<()> {
+        let timeout = Timespec { tv_sec: most.as_secs() as i64, tv_nsec: most.subsec_nanos().into() };
+        let gone = self.waiting.wait(&timeout).context("waiting for records")?;
+        self.gone.extend(gone);
+        Ok(())
     }
 }
 
@@ -631,10 +661,12 @@ pub(super) fn write_clocks(tape: &mut Output) -> Result<()> {
 }
 
 /// Counts something that went wrong.
-pub(super) fn note_trouble(troubles: &mut BTreeMap<String, u64>, what: String) {
+pub(super) fn note_trouble(troubles: &mut BTreeMap<String, u64>, what: String) -> Option<String> {
     let is_known = troubles.len() < MOST_TROUBLES || troubles.contains_key(&what);
     let what = if is_known { what } else { "further troubles".to_owned() };
-    *troubles.entry(what).or_default() += 1;
+    let times = troubles.entry(what.clone()).or_default();
+    *times += 1;
+    (*times == 1).then_some(what)
 }
 
 /// A record's bytes, at an address that suits it.

@@ -23,6 +23,8 @@ pub struct Summary {
     pub processes: u64,
     /// Libraries that have had probes.
     pub libraries: Vec<PathBuf>,
+    /// How many more there were.
+    pub further_libraries: u64,
     /// Probes that were set.
     pub probes: usize,
     /// Calls that the probes saw and that are events.
@@ -37,6 +39,8 @@ pub struct Summary {
     pub spending: Spending,
     /// What was kept less of to keep the cost under its limit, and of what more again, in order.
     pub fidelity_changes: Vec<String>,
+    /// How many more there were: all are on the tape.
+    pub further_fidelity_changes: u64,
     /// Kernels, by where their names are from.
     pub kernels: BTreeMap<Source, u64>,
     /// What is on the tape but could not be told in full.

@@ -1,6 +1,7 @@
 //! The ids of definitions that the collector keeps, for a sink that forgets what nobody keeps.
 //!
-//! What belongs to a process (threads, contexts, streams, graphs) is kept with it and not named here.
+//! What belongs to a process (threads, contexts, streams) is kept with it and not named here. Of its graphs those are that may be
+//! launched, or are part of others.
 
 use std::convert::Infallible;
 

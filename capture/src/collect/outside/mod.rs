@@ -138,14 +138,20 @@ pub struct Outside {
     off_cpu_written: u64,
     /// What is known of the objects of each driver.
     drivers: FxHashMap<FileId, kernels::Objects>,
-    /// Where the names of kernels are from, by definition, of the processes that ended.
-    sources: FxHashMap<u32, Source>,
+    /// Where the names of kernels are from, by the hash of the name, of the processes that ended.
+    sources: FxHashMap<u64, Source>,
+    /// The same of kernels that are not told apart any more: of each process that ended, as many as it had.
+    further_sources: BTreeMap<Source, u64>,
     /// Whether the device's own times are asked for: then each copy is told by the device, and not by its call.
     device_times: bool,
     device: DeviceCounts,
     /// Of the call that is being written.
     work: Vec<Work>,
 }
+
+/// So many of one sort are kept: objects of a process that it may make without end, kernels of a node. A process that does
+/// work has thousands; one that comes to this gives no object back, or its calls were lost that do.
+const MOST_KEPT: usize = 1 << 18;
 
 /// What is known of one process.
 struct Process {
@@ -260,6 +266,7 @@ impl Outside {
             device_times: false,
             device: DeviceCounts::default(),
             work: Vec::new(),
+            further_sources: BTreeMap::new(),
         }
     }
 
@@ -355,7 +362,7 @@ impl Outside {
 
     /// How many kernels have their names from where, of the processes that ended.
     pub fn kernels(&self) -> BTreeMap<Source, u64> {
-        let mut kernels = BTreeMap::new();
+        let mut kernels = self.further_sources.clone();
         self.sources.values().for_each(|&source| *kernels.entry(source).or_default() += 1);
         kernels
     }
@@ -379,13 +386,25 @@ impl Outside {
         let mut teller = teller!(self, process);
         teller.with_device(|device, around| device.finish(has_ended, around, sink))?;
         self.unnamed_launches += process.kernels.unnamed_launches();
-        self.sources.extend(process.kernels.sources());
+        for (kernel, source) in process.kernels.sources() {
+            if self.sources.len() < MOST_KEPT || self.sources.contains_key(&kernel) {
+                self.sources.insert(kernel, source);
+            } else {
+                *self.further_sources.entry(source).or_default() += 1;
+            }
+        }
+        self.drivers.retain(|_, objects| Rc::strong_count(objects) > 1);
         Ok(())
     }
 
     /// Forgets what no call can refer to any more. To be called every few seconds.
     pub fn sweep(&mut self) {
         self.processes.values_mut().for_each(|process| process.stacks.sweep());
+    }
+
+    /// Learns that what is written goes onto another tape from now on.
+    pub fn begin_tape(&mut self) {
+        self.processes.values_mut().for_each(|process| process.objects.graphs.begin_tape());
     }
 
     /// Learns whether calls were lost since the last time.

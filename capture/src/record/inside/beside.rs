@@ -26,7 +26,7 @@ impl Session {
         let sites = self.sites(&path, &[SITE])?;
         let site = sites.sites.first().with_context(|| format!("{}: no {SITE}", library.display()))?;
         let link = Link { program: Program::Correlated, symbol: SITE, file_offset: site.file_offset, cookie: 0 };
-        let refused = self.kernel.attach(&[link], &path)?;
+        let refused = self.kernel.attach(&[link], &path)?.refused;
         anyhow::ensure!(refused.is_empty(), "{}: no probe at {}", library.display(), refused.join(", "));
         self.collector.expect_device_times();
         self.inside = Some(inside);
