@@ -82,6 +82,9 @@ pub struct Options {
     pub node: Option<Scope>,
 }
 
+/// Hears of a trouble.
+type Tell = Box<dyn FnMut(&str)>;
+
 /// A recording that goes on.
 pub struct Session {
     pub(super) options: Options,
@@ -122,7 +125,7 @@ pub struct Session {
     pub(super) is_ending: bool,
     pub(super) troubles: BTreeMap<String, u64>,
     /// Who is told of each when it comes.
-    tell: Option<Box<dyn FnMut(&str)>>,
+    tell: Option<Tell>,
     /// What was kept less of, and of what more again.
     fidelity_changes: Listed<String>,
     pub(super) began: Instant,
