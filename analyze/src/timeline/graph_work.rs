@@ -5,7 +5,7 @@
 //! same (a kernel of one name, grid and block; a copy of so many bytes) the first by number is the first by place. Where there are not
 //! as many of the one as of the other nothing is said of these nodes: some never ran, or are not known.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 
 use ktape_format::Table as _;
 use ktape_format::definition::{GraphNode, Shape, node_kind};
@@ -49,16 +49,16 @@ impl CapturedStacks {
             return CapturedStacks(stacks);
         }
         let graphs = Graphs::new(timeline);
+        let mut steps = MOST_NODES;
         for (graph, nodes) in ran {
             let mut made = Vec::new();
-            lay_out(timeline, &graphs, graph, 0, &mut made);
-            let kinds: BTreeSet<Does<'_>> = nodes.values().copied().collect();
-            for kind in kinds {
-                let numbers = nodes.iter().filter(|(_, does)| **does == kind).map(|(&number, _)| number);
-                let places = made.iter().filter(|(does, _)| *does == kind).map(|(_, stack)| *stack);
-                if numbers.clone().count() == places.clone().count() {
-                    stacks.extend(numbers.zip(places).map(|(number, stack)| ((graph, number), stack)));
-                }
+            lay_out(timeline, &graphs, (graph, 0), &mut steps, &mut made);
+            // What does the same, of both sides, in order.
+            let mut same = BTreeMap::<Does<'_>, (Vec<u64>, Vec<u32>)>::new();
+            nodes.into_iter().for_each(|(number, does)| same.entry(does).or_default().0.push(number));
+            made.into_iter().for_each(|(does, stack)| same.entry(does).or_default().1.push(stack));
+            for (numbers, places) in same.into_values().filter(|(numbers, places)| numbers.len() == places.len()) {
+                stacks.extend(numbers.into_iter().zip(places).map(|(number, stack)| ((graph, number), stack)));
             }
         }
         CapturedStacks(stacks)
@@ -77,18 +77,26 @@ impl CapturedStacks {
 }
 
 /// The working nodes of a graph in the order in which they were made, with those of the graphs in it where these are.
-fn lay_out<'a>(timeline: &'a Timeline, graphs: &Graphs, graph: u32, level: u32, made: &mut Vec<(Does<'a>, u32)>) {
+/// `steps` is how many nodes may still be looked at: graphs of empty graphs would never end.
+fn lay_out<'a>(
+    timeline: &'a Timeline,
+    graphs: &Graphs,
+    (graph, level): (u32, u32),
+    steps: &mut usize,
+    made: &mut Vec<(Does<'a>, u32)>,
+) {
     for node in graphs.nodes(graph) {
-        if level > MOST_LEVELS || made.len() >= MOST_NODES {
+        if level > MOST_LEVELS || *steps == 0 {
             return;
         }
+        *steps -= 1;
         let &GraphNode { kind, shape, bytes, stack, child, .. } = node;
         match kind {
             node_kind::KERNEL => made.push((kernel(timeline, shape), stack)),
             node_kind::MEMCPY => made.push((Does::Copy(bytes), stack)),
             node_kind::MEMSET => made.push((Does::Set(bytes), stack)),
             // Children are defined before.
-            node_kind::GRAPH if child < graph => lay_out(timeline, graphs, child, level + 1, made),
+            node_kind::GRAPH if child < graph => lay_out(timeline, graphs, (child, level + 1), steps, made),
             _ => {}
         }
     }

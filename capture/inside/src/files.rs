@@ -5,11 +5,12 @@ use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read as _};
 use std::os::fd::AsRawFd as _;
 use std::os::unix::ffi::OsStrExt as _;
-use std::os::unix::fs::OpenOptionsExt as _;
+use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _};
 use std::path::Path;
 use std::ptr::null_mut;
 use std::sync::atomic::Ordering;
 
+use ktape_ebpf::inside::ring::HEADER_BYTES;
 use ktape_ebpf::inside::{
     CONTROL_FILE, Control, FUNCTIONS_FILE, FunctionEntry, LAYOUT, MAGIC, PROCESS_SUFFIX, ProcessPage, RING_SUFFIX,
 };
@@ -62,8 +63,22 @@ impl Drop for Mapping {
     }
 }
 
+/// Makes sure that what the directory says is this user's own word. The recorder takes it away with itself, but processes that go on
+/// keep its name in their environment: whoever makes one of that name, in a place where all may, must not be listened to.
+fn is_own(directory: &Path) -> Result<(), String> {
+    let facts = fs::symlink_metadata(directory).map_err(|error| told(directory, &error))?;
+    // SAFETY: no pointers.
+    let user = unsafe { libc::geteuid() };
+    if facts.is_dir() && facts.uid() == user && facts.mode() & 0o077 == 0 {
+        Ok(())
+    } else {
+        Err(format!("{}: not a directory of this user's alone", directory.display()))
+    }
+}
+
 /// Maps the recorder's page, if it is one that this library understands.
 pub(crate) fn control(directory: &Path) -> Result<&'static Control, String> {
+    is_own(directory)?;
     let path = directory.join(CONTROL_FILE);
     let file = open(&path, OpenOptions::new().read(true).write(true))?;
     let length = file.metadata().map_err(|error| told(&path, &error))?.len();
@@ -114,9 +129,36 @@ pub(crate) fn process(directory: &Path, pid: u32, generation: u64) -> Result<&'s
     Ok(mapping.leak())
 }
 
-/// Makes a ring's file.
-pub(crate) fn new_ring(directory: &Path, (pid, number): (u32, u32), bytes: usize) -> io::Result<Mapping> {
-    create(&directory.join(format!("{pid}.{number}{RING_SUFFIX}")), bytes)
+/// The shortest ring that is of use.
+const LEAST_RING_BYTES: u64 = 64 << 10;
+
+/// Makes a ring's file, for so many bytes of data or, where the directory's file system is small, fewer: a power of two, which is
+/// returned. The file system is memory that the program may want too (64 MiB of `/dev/shm` in many containers): a ring gets a
+/// thirty-second of what is free, and none is made where less than a quarter is.
+pub(crate) fn new_ring(directory: &Path, (pid, number): (u32, u32), bytes: u32) -> io::Result<(Mapping, u32)> {
+    let (free, all) = space(directory)?;
+    if free < all / 4 {
+        return Err(io::ErrorKind::StorageFull.into());
+    }
+    let mut data = u64::from(bytes);
+    while data > LEAST_RING_BYTES && data > free / 32 {
+        data /= 2;
+    }
+    let path = directory.join(format!("{pid}.{number}{RING_SUFFIX}"));
+    create(&path, HEADER_BYTES + data as usize).map(|mapping| (mapping, data as u32))
+}
+
+/// What is free of a directory's file system, and all of it, in bytes.
+fn space(directory: &Path) -> io::Result<(u64, u64)> {
+    let path = CString::new(directory.as_os_str().as_bytes())?;
+    // SAFETY: the path ends in a zero, and the call fills in all of the structure or fails.
+    unsafe {
+        let mut facts = std::mem::zeroed::<libc::statvfs>();
+        match libc::statvfs(path.as_ptr(), &raw mut facts) {
+            0 => Ok((facts.f_bavail * facts.f_frsize, facts.f_blocks * facts.f_frsize)),
+            _ => Err(io::Error::last_os_error()),
+        }
+    }
 }
 
 /// Makes a file of zeros that is there as a whole: no store into it can fail for want of space.
@@ -135,19 +177,33 @@ fn create(path: &Path, bytes: usize) -> io::Result<Mapping> {
     allocated
 }
 
-/// Whether the recorder has died: as long as it lives, it has its page's file locked.
-pub(crate) fn is_recorder_gone(directory: &Path) -> bool {
-    let Ok(path) = CString::new(directory.join(CONTROL_FILE).as_os_str().as_bytes()) else { return true };
+/// What can be seen of the recorder.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Recorder {
+    /// It lives: it has its page's file locked.
+    Lives,
+    /// It has died: nobody has.
+    Died,
+    /// Its directory is not there: it has ended, or this process has another root by now and cannot see it.
+    OutOfSight,
+}
+
+/// Looks for the recorder.
+pub(crate) fn recorder(directory: &Path) -> Recorder {
+    let Ok(path) = CString::new(directory.join(CONTROL_FILE).as_os_str().as_bytes()) else {
+        return Recorder::OutOfSight;
+    };
     // SAFETY: ends in a zero; the descriptor is this function's own. Closing it gives the lock up.
     unsafe {
         let file = libc::open(path.as_ptr(), libc::O_RDONLY | libc::O_NOFOLLOW | libc::O_CLOEXEC);
         if file < 0 {
             // Gone with its directory. A process that has no descriptor left has not learnt anything.
-            return *libc::__errno_location() == libc::ENOENT;
+            let is_gone = *libc::__errno_location() == libc::ENOENT;
+            return if is_gone { Recorder::OutOfSight } else { Recorder::Lives };
         }
         let is_locked = libc::flock(file, libc::LOCK_SH | libc::LOCK_NB) != 0;
         libc::close(file);
-        !is_locked
+        if is_locked { Recorder::Lives } else { Recorder::Died }
     }
 }
 

@@ -14,6 +14,7 @@ use std::time::{Duration, Instant};
 use ktape_ebpf::inside::state;
 
 use crate::cupti::Cupti;
+use crate::files::Recorder;
 use crate::guest::{self, Guest};
 use crate::{files, rings, say, stack};
 
@@ -59,18 +60,24 @@ pub(crate) fn begin(guest: &'static Guest, cupti: Option<Cupti>) -> Result<(), S
 }
 
 fn keep(guest: &Guest, mut cupti: Option<Cupti>) {
+    // Without a ring of its own nothing that the device did could be told, nor what others could not count.
+    if rings::with_writer(0, 0, |_| ()).is_none() {
+        guest::go_quiet();
+        return say(guest.page, state::FAILED, 0, "no room for its thread's ring");
+    }
     let period = Duration::from_millis(u64::from(guest.control.flush_ms.clamp(5, 1000)));
     let mut last_round = Instant::now();
     loop {
         let is_exit = wait(period);
-        let is_gone = files::is_recorder_gone(&guest.directory);
+        let recorder = files::recorder(&guest.directory);
+        let is_gone = recorder != Recorder::Lives;
         let is_last = is_exit || guest.control.ended.load(Ordering::Relaxed) != 0;
         if !is_gone && guest::is_listening() {
             let is_round = is_last || last_round.elapsed() >= ROUND;
             if is_round {
                 last_round = Instant::now();
             }
-            tell(cupti.as_ref(), is_round, is_exit);
+            tell(cupti.as_ref(), is_round, is_last);
         }
         if (is_gone || is_last) && !is_exit && guest::go_quiet() {
             if let Some(cupti) = cupti.take() {
@@ -79,8 +86,12 @@ fn keep(guest: &Guest, mut cupti: Option<Cupti>) {
             stack::stop();
             say(guest.page, state::QUIET, 0, "the recorder is gone");
         }
-        if is_gone {
-            return rings::give_back();
+        match recorder {
+            Recorder::Lives => {}
+            // What it has not read nobody will.
+            Recorder::Died => return rings::give_back(),
+            // It may be reading still.
+            Recorder::OutOfSight => return,
         }
         if is_exit {
             return;
@@ -89,9 +100,10 @@ fn keep(guest: &Guest, mut cupti: Option<Cupti>) {
 }
 
 /// Has all told that there is.
-fn tell(cupti: Option<&Cupti>, is_round: bool, is_exit: bool) {
+fn tell(cupti: Option<&Cupti>, is_round: bool, is_last: bool) {
     if let Some(cupti) = cupti {
-        cupti.flush(is_exit);
+        // CUPTI hands out no buffer with a record that is not complete, unless it is forced to.
+        cupti.flush(is_last);
         if is_round {
             cupti.account();
         }

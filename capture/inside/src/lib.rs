@@ -44,7 +44,7 @@ pub extern "C" fn InitializeInjection() -> i32 {
         let _ = catch_unwind(|| {
             let Some(directory) = std::env::var_os(DIRECTORY_VARIABLE).map(PathBuf::from) else { return };
             // Of a recorder that is gone, with its directory: a service that it started goes on without it.
-            if files::is_recorder_gone(&directory) {
+            if files::recorder(&directory) != files::Recorder::Lives {
                 return;
             }
             if let Err(why) = begin(&directory) {
@@ -64,6 +64,9 @@ fn begin(directory: &Path) -> Result<(), String> {
     if control.follow == 0 {
         environment::remove(&[DIRECTORY_VARIABLE, INJECTION_VARIABLE]);
     }
+    if has_own_numbers() {
+        return Err("it is in a namespace of process numbers of its own".to_owned());
+    }
     let functions = files::functions(directory, control.functions)?;
     let page = files::process(directory, pid, clock::monotonic_ns())?;
     say(page, state::LOADED, 0, "");
@@ -80,6 +83,13 @@ fn begin(directory: &Path) -> Result<(), String> {
         return Ok(());
     }
     keeper::begin(guest, cupti::begin(guest))
+}
+
+/// Whether the process's number is another to those who see it from outside: then its files would be taken for a stranger's.
+fn has_own_numbers() -> bool {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let numbers = status.lines().find_map(|line| line.strip_prefix("NSpid:"));
+    numbers.is_some_and(|numbers| numbers.split_whitespace().count() > 1)
 }
 
 /// Says in the process's page what became of its recording.

@@ -19,7 +19,7 @@ use std::ptr::null;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering, compiler_fence};
 use std::sync::{Mutex, PoisonError};
 
-use ktape_ebpf::inside::ring::{HEADER_BYTES, Writer};
+use ktape_ebpf::inside::ring::Writer;
 use ktape_ebpf::wire::tally::{self, KINDS, SLOTS};
 
 use crate::calls::Caller;
@@ -167,18 +167,16 @@ fn new_place(guest: &Guest) -> Option<*const Place> {
     }
     // SAFETY: no pointers.
     let tid = unsafe { libc::gettid() } as u32;
-    let mapping = loop {
+    let (mapping, bytes) = loop {
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
-        match files::new_ring(&guest.directory, (guest.pid, number), HEADER_BYTES + guest.ring_bytes as usize) {
+        match files::new_ring(&guest.directory, (guest.pid, number), guest.ring_bytes) {
             // Of the program that this process was before it called `exec`.
             Err(error) if error.kind() == ErrorKind::AlreadyExists => {}
-            mapping => break mapping.ok()?,
+            made => break made.ok()?,
         }
     };
     // SAFETY: a new file, so zeros, mapped until the ring ends.
-    let writer = unsafe {
-        Writer::begin(mapping.address(), u64::from(guest.ring_bytes), (guest.pid, tid), guest.page.generation)
-    };
+    let writer = unsafe { Writer::begin(mapping.address(), u64::from(bytes), (guest.pid, tid), guest.page.generation) };
     let ring = UnsafeCell::new(Ring { writer, names: Names::default(), caller: None });
     let place = Box::into_raw(Box::new(Place { is_busy: AtomicBool::new(false), mapping, ring })).cast_const();
     // Without a destructor it stays until the process ends, and so does its file.

@@ -224,15 +224,23 @@ pub(super) fn report_as(summary: &Summary, json: bool, quiet: bool) -> Result<()
     writeln!(out, "calls: {seen} seen, {written} written, {lost} lost")?;
     let Spending { recorder_cpu_ns, probes_ns, hits, busiest_thread_share } = summary.spending;
     let of_time = |ns: u64| 100.0 * ns as f64 / summary.duration_ns.max(1) as f64;
-    writeln!(
-        out,
-        "cost: the recorder took {:.1} % of a processor; the probes, by estimate, {:.1} % of one: {:.2} µs a hit, at most {:.1} % of a \
+    if summary.inside.is_some() && summary.probes == 0 {
+        writeln!(
+            out,
+            "cost: the recorder took {:.1} % of a processor; what the library takes of the program's threads is not measured",
+            of_time(recorder_cpu_ns),
+        )?;
+    } else {
+        writeln!(
+            out,
+            "cost: the recorder took {:.1} % of a processor; the probes, by estimate, {:.1} % of one: {:.2} µs a hit, at most {:.1} % of a \
          thread's time",
-        of_time(recorder_cpu_ns),
-        of_time(probes_ns),
-        probes_ns as f64 / 1e3 / hits.max(1) as f64,
-        100.0 * busiest_thread_share,
-    )?;
+            of_time(recorder_cpu_ns),
+            of_time(probes_ns),
+            probes_ns as f64 / 1e3 / hits.max(1) as f64,
+            100.0 * busiest_thread_share,
+        )?;
+    }
     list(&mut out, &summary.fidelity_changes, summary.further_fidelity_changes)?;
     if !summary.out_of_scope.is_empty() {
         let groups: Vec<String> = summary

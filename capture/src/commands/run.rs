@@ -135,8 +135,10 @@ fn from_inside(
     session.prepare(&mut command);
     keep_limits(&mut command);
     let mut child = spawn(command)?;
-    session.run(&mut child, stop, progress)?;
-    Ok((session.end(&child)?, child))
+    // Whatever ended it, what there is is closed.
+    let ran = session.run(&mut child, stop, progress);
+    let summary = session.end(&child);
+    Ok((ran.and(summary)?, child))
 }
 
 fn spawn(mut command: Command) -> Result<Child> {

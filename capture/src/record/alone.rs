@@ -39,7 +39,7 @@ use super::session::{
 use super::summary::{GpuValues, Summary};
 use super::tally::{Counting, Tallies};
 use crate::collect::nvml::GpuCounters;
-use crate::collect::outside::{Notice, Outside};
+use crate::collect::outside::{LostCalls, Notice, Outside};
 use crate::kernel::traps::Traps;
 use crate::probes::functions::{self, Probed};
 use crate::python::find::{self, Refusal};
@@ -85,6 +85,8 @@ pub struct Alone {
     looked_again: Instant,
     told_losses: Instant,
     read_clocks: Instant,
+    /// Up to when rings are read: a time before it was last looked for new ones, so that nothing is missing up to then.
+    horizon_ns: u64,
 }
 
 impl Alone {
@@ -120,6 +122,7 @@ impl Alone {
             looked_again: now,
             told_losses: now,
             read_clocks: now,
+            horizon_ns: 0,
             options,
             functions,
         })
@@ -143,6 +146,10 @@ impl Alone {
         while !stop.load(Ordering::Relaxed) {
             let is_over = has_ended(child.id(), command.as_ref());
             for pid in self.look()? {
+                if self.members.contains_key(&pid) {
+                    // It runs another program now; what is there is of the one before.
+                    while self.drain()? > 0 {}
+                }
                 let python =
                     if pid == child.id() { std::mem::replace(&mut early, Python::Settled) } else { Python::Unknown(0) };
                 self.begin_process(pid, python)?;
@@ -167,11 +174,15 @@ impl Alone {
 
     /// Takes what is on its way still, and closes the tape. The command goes on, if it has not ended.
     pub fn end(mut self, child: &Child) -> Result<Summary> {
-        let now = Instant::now();
-        while !self.members.is_empty() && now.elapsed() < LAST_WORDS {
+        let asked = Instant::now();
+        self.inside.ask_to_end();
+        while !self.members.is_empty() && !self.inside.are_quiet() && asked.elapsed() < LAST_WORDS {
+            self.look()?;
             self.drain()?;
             std::thread::sleep(PAUSE);
         }
+        self.look()?;
+        while self.drain()? > 0 {}
         let duration_ns = self.began.elapsed().as_nanos() as u64;
         let now_ns = monotonic_ns();
         for pid in self.members.keys().copied().collect::<Vec<_>>() {
@@ -216,7 +227,7 @@ impl Alone {
             seen,
             written,
             lost: self.losses.lost,
-            without_stack: 0,
+            without_stack: self.collector.unreadable_stacks(),
             kernels: self.collector.kernels(),
             spending: self.cost.spending(),
             fidelity_changes: Vec::new(),
@@ -234,6 +245,7 @@ impl Alone {
 
     /// Processes that have loaded the library since the last time.
     fn look(&mut self) -> Result<Vec<u32>> {
+        self.horizon_ns = monotonic_ns() as u64;
         let mut troubles = Vec::new();
         let pids = self.inside.look(&mut troubles);
         troubles.into_iter().for_each(|trouble| self.trouble(trouble));
@@ -260,13 +272,28 @@ impl Alone {
     fn drain(&mut self) -> Result<usize> {
         let members = &self.members;
         let mut unknown = 0;
-        let begin = |notice: Notice, _: &mut Outside, _: &mut Output| {
-            // A ring of a process whose page is not there: it is told as strange by what is not settled.
-            unknown += u64::from(matches!(notice, Notice::Unknown(pid) if !members.contains_key(&pid)));
+        let (mut tasks, mut many_tasks) = (Vec::new(), Vec::new());
+        let hear = |notice: Notice, _: &mut Outside, _: &mut Output| {
+            match notice {
+                // A ring of a process whose page is not there: it is told as strange by what is not settled.
+                Notice::Unknown(pid) => unknown += u64::from(!members.contains_key(&pid)),
+                Notice::TaskRunner { pid, code, string_type } => tasks.push((pid, code, string_type)),
+                Notice::ManyTasks(pid) => many_tasks.push(pid),
+                _ => {}
+            }
             Ok(())
         };
-        let horizon_ns = monotonic_ns() as u64;
-        let taken = self.inside.take(horizon_ns, RECORDS_A_ROUND, &mut self.collector, &mut self.tape, begin)?;
+        let horizon_ns = self.horizon_ns;
+        let taken = self.inside.take(horizon_ns, RECORDS_A_ROUND, &mut self.collector, &mut self.tape, hear)?;
+        for pid in many_tasks {
+            tasks.push((pid, 0, 0));
+            self.trouble(format!("process {pid}: after so many names of asyncio tasks no more are recorded"));
+        }
+        for (pid, task_runner, string_type) in tasks {
+            if let Some(interpreter) = self.inside.interpreter(pid) {
+                self.inside.set_interpreter(pid, &Interpreter { task_runner, string_type, ..interpreter });
+            }
+        }
         if unknown > 0 {
             self.trouble("records of processes that have no page".to_owned());
         }
@@ -327,14 +354,18 @@ impl Alone {
         let Output::Segments(segments) = &mut self.tape else { return Ok(()) };
         let collector = &self.collector;
         if segments.rotate(|kept| collector.kept(kept))? {
+            self.collector.begin_tape();
             write_clocks(&mut self.tape)?;
         }
         Ok(())
     }
 
     fn tell_account(&mut self) -> Result<()> {
+        let lost = self.losses.lost;
         self.losses.of_rings(&self.inside.counted().lost);
         self.losses.tell_untold(monotonic_ns(), &mut self.tape)?;
+        // Of which function a lost call was the rings do not say.
+        self.collector.looked_for_losses(if self.losses.lost > lost { LostCalls::OfGraphs } else { LostCalls::None });
         self.tallies.look(Counting::of(None, Some(&self.inside)), self.collector.settled(), monotonic_ns())?;
         self.tallies.tell(&mut self.tape)?;
         Ok(())

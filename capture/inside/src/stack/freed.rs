@@ -7,7 +7,7 @@
 //! unloaded, so that a thread that is in here just then finds its way.
 
 use std::ffi::c_void;
-use std::sync::atomic::{AtomicPtr, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicUsize, Ordering};
 
 use ktape_ebpf::python::{Layout, Memory};
 
@@ -20,6 +20,8 @@ type Dealloc = unsafe extern "C" fn(*mut c_void);
 static SLOT: AtomicPtr<AtomicUsize> = AtomicPtr::new(std::ptr::null_mut());
 /// What it pointed to.
 static ORIGINAL: AtomicUsize = AtomicUsize::new(0);
+/// Set with the first attempt. There is one only: whoever has put something before us since calls us, and we would call him.
+static IS_TRIED: AtomicBool = AtomicBool::new(false);
 
 /// Sees to it that frees of code objects like this one are noticed. False if that cannot be: then no stack is to be told.
 #[inline(always)]
@@ -47,14 +49,22 @@ fn begin(layout: &Layout, code: u64, guarded: Guarded) -> Option<()> {
     if original == 0 || !guarded.can_write(slot, original) {
         return None;
     }
+    if IS_TRIED.swap(true, Ordering::AcqRel) {
+        // Another thread may be at it just now: a few instructions.
+        for _ in 0..1000 {
+            if is_watched() {
+                return Some(());
+            }
+            std::hint::spin_loop();
+        }
+        return None;
+    }
     // SAFETY: a word of the type, which can be written, as was just found out.
     let place = unsafe { &*(slot as *const AtomicUsize) };
     let ours = freed as Dealloc as usize;
-    if original as usize != ours {
-        ORIGINAL.store(original as usize, Ordering::Release);
-        // Who comes second finds it done.
-        let _ = place.compare_exchange(original as usize, ours, Ordering::AcqRel, Ordering::Relaxed);
-    }
+    ORIGINAL.store(original as usize, Ordering::Release);
+    // Where somebody else was faster it stays as he made it, and is not watched.
+    let _ = place.compare_exchange(original as usize, ours, Ordering::AcqRel, Ordering::Relaxed);
     SLOT.store(std::ptr::from_ref(place).cast_mut(), Ordering::Release);
     is_watched().then_some(())
 }

@@ -16,6 +16,8 @@ use super::mapping::Mapping;
 pub struct Page {
     mapping: Mapping,
     path: PathBuf,
+    /// What it was told last.
+    told: Option<Interpreter>,
 }
 
 /// What a process says of itself.
@@ -46,7 +48,7 @@ impl Page {
             Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => return Ok(None),
             Err(error) => return Err(error),
         };
-        let page = Page { mapping, path: path.to_owned() };
+        let page = Page { mapping, path: path.to_owned(), told: None };
         match (page.page().magic.load(Ordering::Acquire), page.page().layout) {
             (MAGIC, LAYOUT) => Ok(Some(page)),
             (MAGIC, other) => Err(io::Error::other(format!("the library has layout {other}, the recorder {LAYOUT}"))),
@@ -88,7 +90,8 @@ impl Page {
     }
 
     /// Tells the process its Python, or, with an empty one, that its stacks are not to be walked.
-    pub fn set_interpreter(&self, interpreter: &Interpreter) {
+    pub fn set_interpreter(&mut self, interpreter: &Interpreter) {
+        self.told = Some(*interpreter);
         let page = self.page();
         let version = page.interpreter_version.load(Ordering::Relaxed) | 1;
         page.interpreter_version.store(version, Ordering::Relaxed);
@@ -96,6 +99,11 @@ impl Page {
         // SAFETY: within the page; who reads it meanwhile sees an odd version, or another one behind it.
         unsafe { page.interpreter.get().write_volatile(*interpreter) };
         page.interpreter_version.store(version.wrapping_add(1), Ordering::Release);
+    }
+
+    /// The Python that the process was told.
+    pub fn interpreter(&self) -> Option<Interpreter> {
+        self.told
     }
 
     /// Takes the file away.

@@ -32,6 +32,8 @@ use super::pages::{self, Page};
 const MOST_FILES: usize = 1 << 16;
 /// Bytes of texts that are kept of a ring.
 const MOST_TEXT_BYTES: usize = 64 << 20;
+/// And after so many it has told all of them anew: `MOST` of the library's `names.rs`.
+const MOST_TEXTS: u32 = 1 << 14;
 /// A ring's file is no longer than this.
 const MOST_BYTES: u64 = 1 << 30;
 
@@ -196,6 +198,12 @@ impl Rings {
         });
     }
 
+    /// Forgets a process's page, whose file was taken away.
+    pub fn forget_page(&mut self, pid: u32) {
+        let path = self.folder.join(format!("{pid}{PROCESS_SUFFIX}"));
+        self.known.retain(|(_, known)| *known != path);
+    }
+
     /// What all rings have counted in the slot of an interval.
     pub fn slot(&self, interval: u64) -> Slot {
         let mut sum = self.gone[(interval % u64::from(SLOTS)) as usize];
@@ -312,8 +320,13 @@ impl Ring {
         let text = Text::read(&self.front);
         let bytes =
             text.and_then(|text| Some((text.id, self.front.get(size_of::<Text>()..)?.get(..text.bytes as usize)?)));
-        match bytes.filter(|(_, bytes)| self.text_bytes + bytes.len() <= MOST_TEXT_BYTES) {
+        match bytes.filter(|(_, bytes)| bytes.len() <= MOST_TEXT_BYTES) {
             Some((id, bytes)) => {
+                if self.text_bytes + bytes.len() > MOST_TEXT_BYTES {
+                    // The library tells all anew after so many, under new numbers.
+                    self.texts.retain(|known, _| *known >= id.saturating_sub(MOST_TEXTS));
+                    self.text_bytes = self.texts.values().map(|text| text.len()).sum();
+                }
                 self.text_bytes += bytes.len();
                 self.texts.insert(id, String::from_utf8_lossy(bytes).into());
             }

@@ -218,9 +218,11 @@ impl Kernels {
         self.sample(kind, handle, name, sink)
     }
 
-    /// Learns a handle's name from the process itself, if there is none yet.
+    /// Learns a handle's name from the process itself, if that is not the one that it has: the handle may be another kernel's by now.
     pub(super) fn told<S: Sink>(&mut self, handle: u64, name: &str, sink: &mut S) -> Result<(), S::Error> {
-        let is_known = self.by_handle.get(&handle).is_some_and(|kernel| kernel.source != Source::Unresolved);
+        let string = sink.string(name)?;
+        let id = sink.define(KernelName { name: string, module: 0 })?;
+        let is_known = self.by_handle.get(&handle).is_some_and(|kernel| kernel.id == id);
         if is_known { Ok(()) } else { self.name(handle, name, Source::Device, sink).map(|_| ()) }
     }
 

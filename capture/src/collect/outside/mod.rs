@@ -34,6 +34,7 @@ use ktape_ebpf::inside::{
     self, Clocks, CopyRan, Correlated, FunctionName, KernelRan, Missing, Ran, RangeTold, SetRan, Text,
 };
 use ktape_ebpf::python::Interpreter;
+use ktape_ebpf::wire::tally::NO_CPU;
 use ktape_ebpf::wire::{
     Call, CodeRecord, Lifecycle, ListsCall, MemoryCall, NAME_BYTES, NativeBody, OffCpu, Plain as _, Return,
     STACK_LEFT_OUT, STACK_UNREADABLE, Sample, StackBody, StackCall, TaskBody, TextPiece, kind, life,
@@ -135,6 +136,8 @@ pub struct Outside {
     busiest_ended: u64,
     /// The stack of calls whose own was left out; 0 until there is one.
     stack_left_out: u32,
+    /// Calls whose stack the process itself could not read.
+    unreadable_stacks: u64,
     off_cpu_written: u64,
     /// What is known of the objects of each driver.
     drivers: FxHashMap<FileId, kernels::Objects>,
@@ -260,6 +263,7 @@ impl Outside {
             samples: Samples::default(),
             busiest_ended: 0,
             stack_left_out: 0,
+            unreadable_stacks: 0,
             off_cpu_written: 0,
             drivers: FxHashMap::default(),
             sources: FxHashMap::default(),
@@ -465,6 +469,11 @@ impl Outside {
     pub fn unnamed_launches(&self) -> u64 {
         let running = self.processes.values().map(|process| process.kernels.unnamed_launches());
         self.unnamed_launches + running.sum::<u64>()
+    }
+
+    /// How many calls came whose Python stack the process itself could not read.
+    pub fn unreadable_stacks(&self) -> u64 {
+        self.unreadable_stacks
     }
 
     /// What could not be told in full.
@@ -719,8 +728,11 @@ impl Outside {
                 process.stackless += u64::from(!process.stacks.has_layout() && function.meaning.is_event());
                 0
             }
-            // Counted where it could not be read.
-            STACK_UNREADABLE => 0,
+            STACK_UNREADABLE => {
+                // The programs count theirs themselves.
+                self.unreadable_stacks += u64::from(call.cpu == NO_CPU);
+                0
+            }
             STACK_LEFT_OUT => {
                 self.gaps.stacks_left_out += 1;
                 stacks::left_out(&mut self.stack_left_out, sink)?

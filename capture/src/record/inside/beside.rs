@@ -42,9 +42,10 @@ impl Session {
     pub(in super::super) fn drain_inside(&mut self) -> Result<()> {
         let Some(mut inside) = self.inside.take() else { return Ok(()) };
         let mut troubles = Vec::new();
+        // Before it is looked for new rings: up to then nothing is missing.
+        let now_ns = monotonic_ns() as u64;
         inside.look(&mut troubles);
         loop {
-            let now_ns = monotonic_ns() as u64;
             // A process that the programs do not know was begun too late, or has ended: what it did is not recorded.
             let ignore = |_: Notice, _: &mut _, _: &mut _| Ok(());
             let taken = inside.take(now_ns, RECORDS_A_ROUND, &mut self.collector, &mut self.tape, ignore)?;
@@ -77,7 +78,11 @@ impl Session {
     /// Waits for what the device did up to now, where processes go on that could tell.
     pub(in super::super) fn await_device(&mut self) -> Result<()> {
         let began = Instant::now();
-        while self.inside.is_some() && !self.processes.is_empty() && began.elapsed() < LAST_WORDS {
+        let are_quiet = |inside: &Option<Inside>| inside.as_ref().is_none_or(Inside::are_quiet);
+        if let Some(inside) = &self.inside {
+            inside.ask_to_end();
+        }
+        while !are_quiet(&self.inside) && !self.processes.is_empty() && began.elapsed() < LAST_WORDS {
             self.drain(RECORDS_A_ROUND)?;
             self.drain_inside()?;
             std::thread::sleep(Duration::from_millis(20));

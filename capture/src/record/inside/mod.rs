@@ -180,10 +180,26 @@ impl Inside {
     }
 
     /// Tells a process its Python.
-    pub(super) fn set_interpreter(&self, pid: u32, interpreter: &Interpreter) {
-        if let Some((page, _)) = self.pages.get(&pid) {
+    pub(super) fn set_interpreter(&mut self, pid: u32, interpreter: &Interpreter) {
+        if let Some((page, _)) = self.pages.get_mut(&pid) {
             page.set_interpreter(interpreter);
         }
+    }
+
+    /// The Python that a process was told.
+    pub(super) fn interpreter(&self, pid: u32) -> Option<Interpreter> {
+        self.pages.get(&pid).and_then(|(page, _)| page.interpreter())
+    }
+
+    /// Asks the libraries to tell what they have, and no more.
+    pub(super) fn ask_to_end(&self) {
+        self.directory.control().ended.store(1, Ordering::Release);
+    }
+
+    /// Whether all processes have nothing more to tell.
+    pub(super) fn are_quiet(&self) -> bool {
+        let is_quiet = |state| matches!(state, state::QUIET | state::FAILED | state::NO_CUPTI | state::OTHER_CLIENT);
+        self.pages.values().all(|(page, _)| is_quiet(page.word().state))
     }
 
     /// A process has ended, and what it told has been read.
@@ -192,6 +208,7 @@ impl Inside {
         if let Some((page, word)) = self.pages.remove(&pid) {
             *self.states.entry(state_name(word.state).to_owned()).or_default() += 1;
             page.remove();
+            self.rings.forget_page(pid);
         }
     }
 
@@ -244,6 +261,8 @@ fn in_words(word: &Word, options: &Options) -> Option<(String, bool)> {
     Some(match word.state {
         state::RECORDING if options.device_time || options.calls => (format!("CUPTI {cupti_version}, {detail}"), false),
         state::NO_CUPTI => (format!("{without}: no CUPTI: {detail}"), true),
+        // Calls are told all the same, if it was the device's times that CUPTI refused.
+        state::REFUSED if options.calls => (format!("not all of it is recorded: CUPTI answers {code}: {detail}"), true),
         state::REFUSED => (format!("{without}: CUPTI answers {code}: {detail}"), true),
         state::OTHER_CLIENT => (format!("{without}: another client of CUPTI is in the process: {detail}"), true),
         state::FAILED => (format!("{without}: the library inside failed: {detail}"), true),
