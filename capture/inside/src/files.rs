@@ -69,10 +69,10 @@ fn is_own(directory: &Path) -> Result<(), String> {
     let facts = fs::symlink_metadata(directory).map_err(|error| told(directory, &error))?;
     // SAFETY: no pointers.
     let user = unsafe { libc::geteuid() };
-    if facts.is_dir() && facts.uid() == user && facts.mode() & 0o077 == 0 {
+    if facts.is_dir() && facts.uid() == user && facts.mode() & 0o022 == 0 {
         Ok(())
     } else {
-        Err(format!("{}: not a directory of this user's alone", directory.display()))
+        Err(format!("{}: not a directory that this user alone writes into", directory.display()))
     }
 }
 
@@ -132,12 +132,15 @@ pub(crate) fn process(directory: &Path, pid: u32, generation: u64) -> Result<&'s
 /// The shortest ring that is of use.
 const LEAST_RING_BYTES: u64 = 64 << 10;
 
+/// So much is enough for the program, whatever share it is.
+const PLENTY_BYTES: u64 = 256 << 20;
+
 /// Makes a ring's file, for so many bytes of data or, where the directory's file system is small, fewer: a power of two, which is
 /// returned. The file system is memory that the program may want too (64 MiB of `/dev/shm` in many containers): a ring gets a
-/// thirty-second of what is free, and none is made where less than a quarter is.
+/// thirty-second of what is free, and none is made where less than a quarter is, if that is little.
 pub(crate) fn new_ring(directory: &Path, (pid, number): (u32, u32), bytes: u32) -> io::Result<(Mapping, u32)> {
     let (free, all) = space(directory)?;
-    if free < all / 4 {
+    if free < (all / 4).min(PLENTY_BYTES) {
         return Err(io::ErrorKind::StorageFull.into());
     }
     let mut data = u64::from(bytes);

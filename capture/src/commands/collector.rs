@@ -94,6 +94,7 @@ impl Collection {
             inside::check(program).context("the library inside cannot be loaded")?;
             inside::find_library()
         };
+        let library = || library().with_context(|| format!("collector {why}"));
         let chosen = match collector {
             Collector::Inside => {
                 if let Some(option) = recording.needs_probes() {
@@ -126,6 +127,7 @@ impl Collection {
             (Collector::Outside, _) if wants_times => {
                 bail!("--device-time cupti takes --collector inside or both: probes do not see when the GPU did what")
             }
+            (Collector::Outside, Some(why)) => bail!("--collector outside: {why}"),
             (Collector::Both, _) if !wants_times => {
                 bail!("--collector both takes --device-time cupti: calls are seen by the probes")
             }
@@ -157,7 +159,7 @@ mod tests {
             (Auto, Off, false, true, Some(Inside)),
             (Auto, Cupti, false, true, Some(Inside)),
             (Auto, Off, false, false, None),
-            (Outside, Off, false, false, Some(Outside)),
+            (Outside, Off, false, false, None),
             (Outside, Cupti, true, true, None),
             (Inside, Off, true, false, Some(Inside)),
             (Both, Off, true, true, None),

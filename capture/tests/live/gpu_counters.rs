@@ -94,7 +94,7 @@ fn every_answer_of_every_gpu_is_on_the_tape() {
 fn without_nvml_counters_are_refused_in_one_line() {
     let Some(scene) = Scene::new("GPU counters without NVML") else { return };
     let output = scene
-        .capture(&["run", "--gpu-counters", "-o", &scene.path("run.ktape"), "--", "true"])
+        .capture(&["run", "--quiet", "--gpu-counters", "-o", &scene.path("run.ktape"), "--", "true"])
         .env("LD_LIBRARY_PATH", "")
         .output()
         .expect("capture starts");

@@ -519,7 +519,7 @@ fn three_capabilities_are_enough_and_one_less_is_told() {
     }
     let (folder, own) = (scene.path("node"), std::process::id().to_string());
     let node = ["node", "--json", "-o", &folder];
-    let commands = [&node[..], &["run", "--", "true"], &["attach", "--pid", &own]];
+    let commands = [&node[..], &["run", "--collector", "outside", "--", "true"], &["attach", "--pid", &own]];
     for (missing, arguments) in ["sys_ptrace", "bpf", "perfmon"]
         .into_iter()
         .zip(commands)
