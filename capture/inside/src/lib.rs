@@ -23,6 +23,7 @@ mod environment;
 mod files;
 pub mod guest;
 mod keeper;
+pub mod nvtx;
 pub mod rings;
 
 use guest::Guest;
