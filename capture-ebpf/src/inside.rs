@@ -11,6 +11,7 @@ use core::mem::size_of;
 use core::sync::atomic::{AtomicU32, AtomicU64};
 
 use crate::python::Interpreter;
+pub use crate::wire::Correlated;
 use crate::wire::{Plain, Plan};
 
 pub mod ring;
@@ -85,8 +86,10 @@ pub struct FunctionEntry {
     pub plan: Plan,
     /// Its number in records.
     pub function: u32,
+    /// Whether its calls' returns are told as well.
+    pub returns: u32,
     /// Always 0.
-    pub padding: [u32; 2],
+    pub padding: u32,
 }
 
 /// A process, and what the recorder found out about it.
@@ -137,8 +140,7 @@ pub mod state {
 
 /// Kinds of records that only the library makes.
 pub mod kind {
-    /// [`super::Correlated`]
-    pub const CORRELATED: u32 = 32;
+    pub use crate::wire::kind::CORRELATED;
     /// [`super::Text`]
     pub const TEXT: u32 = 33;
     /// [`super::KernelRan`]
@@ -155,20 +157,6 @@ pub mod kind {
     pub const CLOCKS: u32 = 39;
     /// [`super::Missing`]
     pub const MISSING: u32 = 40;
-}
-
-/// CUPTI's correlation id of the call that this thread entered last: the call's own record came before.
-#[repr(C)]
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Correlated {
-    /// `kind::CORRELATED`
-    pub kind: u32,
-    /// CUPTI's id; 32 bits, so it comes again after four billion calls.
-    pub correlation: u32,
-    /// When, on `CLOCK_MONOTONIC`.
-    pub time_ns: u64,
-    /// The process in the upper half, the thread in the lower.
-    pub pid_tid: u64,
 }
 
 /// A text that records of the same ring refer to by its id. `bytes` bytes follow.
@@ -195,9 +183,9 @@ pub struct Ran {
     pub correlation: u32,
     /// The process in the upper half, the thread that tells it in the lower.
     pub pid_tid: u64,
-    /// When it began, on `CLOCK_MONOTONIC`; with `end_ns` both 0 where CUPTI has no time for it.
+    /// When it began, on `CLOCK_MONOTONIC`; where CUPTI has no time for it, when it was told. What it counts under: see [`ring`].
     pub start_ns: u64,
-    /// When it ended.
+    /// When it ended; 0 where CUPTI has no time for it.
     pub end_ns: u64,
     /// CUPTI's number of the device.
     pub device: u32,
@@ -396,7 +384,7 @@ macro_rules! plain {
         unsafe impl Plain for $record {}
     )* };
 }
-plain!(FunctionEntry, Correlated, Text, Ran, KernelRan, CopyRan, SetRan, FunctionName, RangeTold, Clocks, Missing);
+plain!(FunctionEntry, Text, Ran, KernelRan, CopyRan, SetRan, FunctionName, RangeTold, Clocks, Missing);
 
 const _: () = assert!(size_of::<Control>() <= 4096 && size_of::<ProcessPage>() <= 4096);
 const _: () = assert!(size_of::<FunctionEntry>() == 112);

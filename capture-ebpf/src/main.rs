@@ -5,7 +5,7 @@
 //! and the counters are raised before that is asked for room, so that what it cannot take is known.
 //! `sampled` (`sample.rs`) looks at running threads, `switched` and `woken` (`offcpu.rs`) at those that do not run, where that was
 //! asked for. Where the whole node is recorded, `node.rs` makes a process that calls a target.
-//! `forked`, `executed` and `exited` keep `TARGETS` true; `libraries` tells that a library came or went; `code_freed` sees to it
+//! `correlated` listens to a library inside a process. `forked`, `executed` and `exited` keep `TARGETS` true; `libraries` tells that a library came or went; `code_freed` sees to it
 //! that what was said of a code object is not taken for true of the next one at its address; `empty` is for the bench.
 
 #![no_std]
@@ -32,8 +32,8 @@ use aya_ebpf::helpers::{bpf_get_current_pid_tgid, bpf_ktime_get_ns, bpf_probe_re
 use aya_ebpf::macros::{raw_tracepoint, uprobe, uretprobe};
 use aya_ebpf::programs::{ProbeContext, RawTracePointContext, RetProbeContext};
 use ktape_ebpf::wire::{
-    Call, LIST_BYTES, LISTS_BYTES, Lifecycle, ListsCall, MEMORY_BYTES, MemoryCall, NAME_BYTES, NamedCall, Plan, Return,
-    STACK_WORDS, StackCall, Target, Walked, kind, life, stack_use, unsaid,
+    Call, Correlated, LIST_BYTES, LISTS_BYTES, Lifecycle, ListsCall, MEMORY_BYTES, MemoryCall, NAME_BYTES, NamedCall,
+    Plan, Return, STACK_WORDS, StackCall, Target, Walked, kind, life, stack_use, unsaid,
 };
 
 use crate::maps::{
@@ -112,6 +112,19 @@ fn entered(ctx: &ProbeContext) -> Option<u32> {
         }
     }
     Some(0)
+}
+
+/// Where the library inside a process says which number the call that this thread is in has in CUPTI.
+#[uprobe]
+fn correlated(ctx: ProbeContext) -> u32 {
+    let pid_tid = bpf_get_current_pid_tgid();
+    if TARGETS.get_ptr((pid_tid >> 32) as u32).is_some() {
+        // SAFETY: the context of a probe is its registers; the helper has no arguments.
+        let (correlation, time_ns) = unsafe { ((*ctx.regs).rdi as u32, bpf_ktime_get_ns()) };
+        // One that finds no room leaves what the device does without its call, which is counted.
+        send(&Correlated { kind: kind::CORRELATED, correlation, time_ns, pid_tid });
+    }
+    0
 }
 
 #[inline(always)]
@@ -324,6 +337,7 @@ fn forked(ctx: RawTracePointContext) -> i32 {
         let _ = INTERPRETERS.insert(child_pid, &Walked { generation, ..unsafe { *walked } }, 0);
     }
     if TARGETS.insert(child_pid, &Target { generation, last_state: 0, ..parent }, 0).is_err() {
+        let _ = INTERPRETERS.remove(child_pid);
         maps::count_unsaid(unsaid::CHILDREN);
         return 0;
     }

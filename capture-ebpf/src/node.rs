@@ -111,6 +111,7 @@ pub(crate) fn admit(pid_tid: u64, function: u32) -> Option<*mut Target> {
     }
     let target = TARGETS.get_ptr_mut(pid);
     if target.is_none() {
+        let _ = INTERPRETERS.remove(pid);
         count_unsaid(unsaid::CALLS_NOT_ADMITTED);
     }
     target

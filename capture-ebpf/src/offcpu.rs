@@ -13,10 +13,11 @@ use aya_ebpf::helpers::{bpf_get_current_pid_tgid, bpf_probe_read_kernel};
 use aya_ebpf::macros::{map, raw_tracepoint};
 use aya_ebpf::maps::{HashMap, PerCpuArray};
 use aya_ebpf::programs::RawTracePointContext;
+use ktape_ebpf::wire::tally::OFF_CPU as TABLE;
 use ktape_ebpf::wire::{MOST_OFF, Off, OffCounters, OffCpu, kind, off};
 
 use crate::maps::{RECORDER, TARGETS, TASK_PID, TASK_TGID, count, send, setting};
-use crate::task_word;
+use crate::{tally, task_word};
 
 /// The recorded threads that are off their processors, by number. None of them ends there, so none stays.
 #[map]
@@ -124,7 +125,11 @@ fn put_down(tid: u32, off: &Off) {
     if OFF_CPU.insert(tid, off, u64::from(BPF_NOEXIST)).is_ok() {
         return;
     }
-    if let Some(counters) = OFF_COUNTERS.get_ptr_mut(0) {
+    if let Some(counters) = OFF_COUNTERS.get_ptr_mut(0)
+        && let Some(slot) = tally::slot(off.left_ns)
+    {
+        tally::seen(slot, TABLE);
+        tally::lost(slot, TABLE);
         // SAFETY: a map's value.
         unsafe {
             count(&raw mut (*counters).seen);
@@ -157,6 +162,8 @@ fn come(task: u64, pid: u32, tid: u32) {
     let now_ns = unsafe { bpf_ktime_get_ns() };
     // One that was not woken has been on its run queue all the time: a signal came while it went to sleep.
     let since_ns = if off.runnable_since_ns == 0 { off.left_ns } else { off.runnable_since_ns };
+    let Some(slot) = tally::slot(now_ns) else { return };
+    tally::seen(slot, TABLE);
     // SAFETY: a map's value.
     count(unsafe { &raw mut (*counters).seen });
     let sent = send(&OffCpu {
@@ -166,9 +173,11 @@ fn come(task: u64, pid: u32, tid: u32) {
         pid_tid: u64::from(pid) << 32 | u64::from(tid),
         duration_ns: now_ns.wrapping_sub(off.left_ns),
         runnable_ns: now_ns.wrapping_sub(since_ns),
-        reason: off.reason,
+        reason: off.reason as u32,
+        end_cpu: processor(),
     });
     if !sent {
+        tally::lost(slot, TABLE);
         // SAFETY: as above.
         count(unsafe { &raw mut (*counters).lost });
     }

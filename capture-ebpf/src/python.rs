@@ -326,8 +326,14 @@ pub fn step<M: Memory>(memory: &M, layout: &Layout, cursor: &mut Cursor) -> Step
     let at = cursor.word(layout.frame_instruction_word);
     let previous = cursor.word(layout.frame_previous_word);
     let owner_word = cursor.word(layout.frame_owner_word);
-    let owner = if layout.instruction_scale == 0 { (owner_word >> (layout.frame_owner_shift & 63)) as u8 } else { 0 };
     cursor.frame = previous;
+    decode(memory, layout, code_word, at, owner_word)
+}
+
+/// What these words of a frame say: `frame_code_word`, `frame_instruction_word` and `frame_owner_word`.
+#[inline(always)]
+pub fn decode<M: Memory>(memory: &M, layout: &Layout, code_word: u64, at: u64, owner_word: u64) -> Step {
+    let owner = if layout.instruction_scale == 0 { (owner_word >> (layout.frame_owner_shift & 63)) as u8 } else { 0 };
     if owner >= OWNED_BY_C_STACK {
         return Step::Shim;
     }

@@ -59,6 +59,8 @@ pub mod kind {
     pub const OFF_CPU: u32 = 13;
     /// [`super::ListsCall`]
     pub const LISTS_CALL: u32 = 16;
+    /// [`super::Correlated`]
+    pub const CORRELATED: u32 = 32;
 }
 
 /// What is to be kept of a function's calls. All zero for a function that has no probe.
@@ -182,6 +184,20 @@ pub struct Return {
     pub outs: [u64; 2],
 }
 
+/// CUPTI's correlation id of the call that this thread entered last: the call's own record came before.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Correlated {
+    /// `kind::CORRELATED`
+    pub kind: u32,
+    /// CUPTI's id; 32 bits, so it comes again after four billion calls.
+    pub correlation: u32,
+    /// When, on `CLOCK_MONOTONIC`.
+    pub time_ns: u64,
+    /// The process in the upper half, the thread in the lower.
+    pub pid_tid: u64,
+}
+
 /// A thread was found running.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -215,7 +231,9 @@ pub struct OffCpu {
     /// How much of that, at its end, it could have run.
     pub runnable_ns: u64,
     /// Why it left: see [`off`].
-    pub reason: u64,
+    pub reason: u32,
+    /// The processor that it came to, and on which this was counted.
+    pub end_cpu: u32,
 }
 
 /// A thread that is off its processor.
@@ -531,6 +549,9 @@ pub mod tally {
     pub const MARK: u32 = 14;
     /// The tape's table of CPU samples.
     pub const CPU_SAMPLE: u32 = 15;
+    /// The tape's table of time off the processor. A stretch belongs to the interval in which it ended: it may have begun hours
+    /// before, and until it ends there is nothing to be counted.
+    pub const OFF_CPU: u32 = 20;
     /// The tape's table of kernels.
     pub const KERNEL: u32 = 4;
     /// The tape's table of copies.
@@ -638,6 +659,6 @@ macro_rules! plain {
     )* };
 }
 plain!(
-    Call, StackCall, MemoryCall, ListsCall, Return, StackBody, NativeBody, TaskBody, Lifecycle, Sample, OffCpu,
-    RawFrame
+    Call, StackCall, MemoryCall, ListsCall, Return, Correlated, StackBody, NativeBody, TaskBody, Lifecycle, Sample,
+    OffCpu, RawFrame
 );

@@ -5,7 +5,8 @@ use rustix::thread::{
     remove_capability_from_bounding_set, set_capabilities, set_no_new_privs,
 };
 
-/// Without these no process of another user is recorded.
+/// Without these nothing is recorded. `CAP_SYS_PTRACE` is for reading what a process may not be read by its own user either: a program
+/// that runs as its owner (setuid), begun under `capture run`.
 const NEEDED: [(CapabilitySet, &str); 3] = [
     (CapabilitySet::BPF, "CAP_BPF"),
     (CapabilitySet::PERFMON, "CAP_PERFMON"),
@@ -19,7 +20,9 @@ const USEFUL: CapabilitySet = CapabilitySet::DAC_READ_SEARCH.union(CapabilitySet
 #[derive(Debug, thiserror::Error)]
 pub enum Refused {
     /// Capabilities are missing.
-    #[error("not permitted: {0} missing; needed are root, or CAP_BPF, CAP_PERFMON and CAP_SYS_PTRACE")]
+    #[error(
+        "not permitted: {0} missing; run as root, or: setcap cap_bpf,cap_perfmon,cap_sys_ptrace,cap_checkpoint_restore+ep capture"
+    )]
     Missing(String),
     /// The kernel does not say, or does not let go.
     #[error("capabilities: {0}")]

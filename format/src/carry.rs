@@ -5,7 +5,9 @@
 //! recording, or the parts of many tapes, cost what their rows need, and a reference costs one look.
 
 use crate::Sink;
-use crate::definition::{Definition, DefinitionVisitor, Definitions, GraphNode, Property, subject, visit_definitions};
+use crate::definition::{
+    Definition, DefinitionVisitor, Definitions, GraphNode, Property, property, subject, visit_definitions,
+};
 use crate::event::Event;
 use crate::table::{DefinitionKind, Row, Table as _};
 use rustc_hash::FxHashMap;
@@ -241,6 +243,14 @@ impl<K: Known, S: Sink> DefinitionVisitor for One<'_, K, S> {
                 }
             })
         });
+        if T::KIND == DefinitionKind::Graph as u16 {
+            // A graph that is a node of this one comes before it, as wherever graphs are defined: readers rely on it.
+            for child in self.known.nodes_of(self.id).map(|node| node.child) {
+                if child != 0 && self.carrier.entry(T::KIND, child).0 != child {
+                    self.carrier.work.push((T::KIND, child));
+                }
+            }
+        }
         if self.carrier.work.len() == waiting {
             let there = self.sink.define(row)?;
             self.carrier.set(self.kind, self.id, (self.id, there));
@@ -279,6 +289,15 @@ impl OfTape<'_> {
             nodes.entry(graph).or_default().push(row);
         }
         OfTape { definitions, said, nodes }
+    }
+
+    /// The kernels whose names were learned after they were defined. Whoever makes one of several tapes carries these too: what
+    /// refers to them may be on another of the tapes.
+    pub fn renamed_kernels(&self) -> impl Iterator<Item = u32> {
+        let is_name = |said: &Property| {
+            said.subject_kind == DefinitionKind::Kernel as u16 && self.definitions.string(said.key) == property::NAME
+        };
+        self.definitions.properties.rows().filter(is_name).map(|said| said.subject)
     }
 }
 
@@ -346,5 +365,13 @@ mod tests {
         assert_eq!(nodes.len(), 2);
         assert_eq!((nodes[0].child, nodes[1].child), (nodes[1].graph, nodes[0].graph));
         assert_eq!(there.definitions.get::<Shape>(nodes[1].shape).unwrap().grid_x, 5);
+        // Where none is in the other in turn, the one within comes first.
+        let Ok(whole) = memory.define(Graph { native: 4, ..Graph::default() });
+        let Ok(_) = memory.define(GraphNode { graph: whole, child: other, ..GraphNode::default() });
+        let known = OfTape::new(&memory.definitions);
+        let (mut carrier, mut there) = (Carrier::default(), Memory::default());
+        let Ok(()) = carrier.event(GraphLaunch { graph: whole, ..GraphLaunch::default() }, &known, &mut there);
+        let of = |native: u64| 1 + there.definitions.graphs.native.iter().position(|known| *known == native).unwrap();
+        assert_eq!((of(3), of(4), there.events.graph_launch.graph[0]), (1, 2, 2));
     }
 }

@@ -12,7 +12,7 @@ use rustc_hash::FxHashMap;
 use crate::Sink;
 use crate::carry::{Carrier, Known, PLACE};
 use crate::definition::{
-    Context, Definition, DefinitionVisitor, Device, Graph, GraphNode, Property, Shelves, Stream, Thread, subject,
+    Context, Definition, DefinitionVisitor, Device, GraphNode, Property, Shelves, Stream, Thread, property, subject,
     visit_definitions,
 };
 use crate::event::Event;
@@ -126,7 +126,8 @@ impl Catalog {
     }
 
     /// The id of a definition, here and not on any tape. Properties and nodes of graphs belong to what they are said of: they
-    /// have no id, and go at once onto a tape that has their subject.
+    /// have no id, and go at once onto a tape that has their subject. A kernel's name, which is only a property where it is learned
+    /// late, takes the kernel along.
     pub fn define<T: Definition, S: Sink>(&mut self, row: T, tape: &mut S) -> Result<u32, S::Error> {
         if let Some(said) = same::<T, Property>(&row) {
             let all = self.known.said.entry((said.subject_kind, said.subject)).or_default();
@@ -134,6 +135,13 @@ impl Catalog {
                 Some((_, value)) if *value == said.value => return Ok(0),
                 Some((_, value)) => *value = said.value,
                 None => all.push((said.key, said.value)),
+            }
+            let kernel = DefinitionKind::Kernel as u16;
+            let is_name = said.subject_kind == kernel && self.known.string(said.key) == Some(property::NAME);
+            if is_name && !self.carrier.has(kernel, said.subject) {
+                // Its launches may all be on tapes that have ended: who reads those looks for its name on this one too.
+                self.carrier.carry(kernel, said.subject, &self.known, tape)?;
+                return Ok(0);
             }
             self.carrier.say(said, &self.known, tape)?;
             return Ok(0);
@@ -193,7 +201,7 @@ impl Catalog {
     }
 
     /// Ends a tape: what none of its events referred to is forgotten, but for what `kept` names, what belongs to a process that
-    /// it names, and what these refer to. All that is left goes onto the next tape when an event refers to it.
+    /// it names, except for its graphs, of which it may make any number, and what these refer to. All that is left goes onto the next tape when an event refers to it.
     pub fn end_tape(&mut self, kept: impl FnOnce(&mut dyn FnMut(DefinitionKind, u32))) {
         let Catalog { known, carrier } = self;
         let mut marking = Marking { known, carrier, work: Vec::new() };
@@ -279,7 +287,6 @@ impl Marking<'_> {
         self.belonging::<Device>();
         self.belonging::<Context>();
         self.belonging::<Stream>();
-        self.belonging::<Graph>();
         let known = self.known;
         for (&graph, nodes) in &known.nodes {
             if self.carrier.has(DefinitionKind::Graph as u16, graph) {

@@ -23,7 +23,7 @@ pub mod subject {
 pub mod property {
     /// The name of a process, thread, stream, device; of a kernel one that was learned after its definition.
     pub const NAME: &str = "name";
-    /// Where a kernel's name is from: `module`, `registration`, `stub`, `handle`, `symbol`, `scan` or `unresolved`.
+    /// Where a kernel's name is from: `module`, `registration`, `stub`, `handle`, `symbol`, `scan`, `device` or `unresolved`.
     pub const NAME_SOURCE: &str = "name_source";
     /// A process's command line.
     pub const COMMAND: &str = "command";
@@ -31,6 +31,8 @@ pub mod property {
     pub const CONTAINER: &str = "container";
     /// A process's Python, as `CPython 3.13.5 (free-threaded), /usr/bin/python3.13`, or why its stacks are not recorded.
     pub const PYTHON: &str = "python";
+    /// Where a process's device times are from, as `CUPTI 130500, /path`, or why it has none.
+    pub const DEVICE_TIME: &str = "device_time";
     /// A process's rank in a distributed job.
     pub const RANK: &str = "rank";
     /// How many ranks the job has.

@@ -446,8 +446,9 @@ tables! {
         cpu: u32 => P::Least, R::Nothing;
     }
 
-    /// Exact totals of the calls of one kind in a segment that have the same stack, kernel, function and process, and whose
-    /// durations begin with the same binary digit: so the rows of one stack and kernel are a histogram.
+    /// Exact totals of the calls of one kind in a segment that have the same stack, kernel, graph, function and process, and whose
+    /// durations begin with the same binary digit: so the rows of one stack and kernel are a histogram. Of stretches off the
+    /// processor, likewise by process.
     Rollup / RollupTable, "rollup" = 21; {
         /// When the segment began.
         start_ns: i64 => P::Previous, R::Nothing;
@@ -475,17 +476,20 @@ tables! {
         max_ns: u64 => P::Least, R::Nothing;
         /// What they copied, set or handed out, together.
         bytes: u64 => P::Least, R::Nothing;
+        /// The graph that was launched; 0 for other calls. Its nodes say what each launch that did not fail ran.
+        graph: u32 => P::Least, R::To(D::Graph);
     }
 
     /// What became of the calls (or samples) that one processor saw in one interval: the proof that nothing is missing. Several
     /// rows may speak of the same processor, kind and interval; their sums count. A row stands behind all that it counts. One
     /// of kind 0 counts nothing: it says that the account of its interval is closed, with all that was seen in it told.
     Tally / TallyTable, "tally" = 22; {
-        /// When the interval began. Calls belong to the one that they were entered in.
+        /// When the interval began. Calls belong to the one that they were entered in, stretches off the processor to the one
+        /// that they ended in.
         start_ns: i64 => P::Previous, R::Nothing;
         /// How long it is.
         duration_ns: u64 => P::Least, R::Nothing;
-        /// The processor.
+        /// The processor; 65535 for what processes have counted themselves, wherever they ran.
         cpu: u32 => P::Least, R::Nothing;
         /// The table that the calls are rows of.
         kind: u16 => P::Least, R::Nothing;

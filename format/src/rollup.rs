@@ -1,18 +1,23 @@
 //! Rollups: exact totals of a tape's events, a few kilobytes that stay when the tape is deleted.
 //!
-//! A [`Digest`] takes tapes in, segments and rollups alike, and adds up by process, kind, kernel, stack, function and binary
-//! digit of the duration. So the rollup of many tapes is the same whether it is made of them or of rollups of any parts of
-//! them. Beside the totals it has the losses and tallies of its tapes, added up too, and the first and last clock pairs.
+//! A [`Digest`] takes tapes in, segments and rollups alike, and adds up by process, kind, kernel, graph, stack, function and
+//! binary digit of the duration. So the rollup of many tapes is the same whether it is made of them or of rollups of any parts of
+//! them. What launches of a graph ran is not added up: a rollup has the graph's nodes, as a segment has, and whoever reads it
+//! multiplies. So nothing is there twice, and a graph takes its nodes' room once, however often it is launched.
+//!
+//! Beside the totals it has the losses and tallies of its tapes, added up too, and the first and last clock pairs.
 //! What was seen with too many different keys goes into one row a kind and function, which is counted.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use rustc_hash::FxHashMap;
 
 use crate::carry::{Carrier, OfTape};
 use crate::definition::{Definitions, Shape, property, subject};
 use crate::error::{Damage, TapeError};
-use crate::event::{ClockPair, CpuSample, Event, Events, KindVisitor, Loss, Rollup, Tally, visit_kinds};
+use crate::event::{
+    ClockPair, CpuSample, Event, Events, GraphLaunch, KindVisitor, Loss, OffCpu, Rollup, Tally, visit_kinds,
+};
 use crate::owners::Owners;
 use crate::reader::{Part, Tape};
 use crate::table::{DefinitionKind, Refers, Row, Table};
@@ -30,6 +35,8 @@ pub struct Digest {
     sums: Sums,
     losses: BTreeMap<(u32, u16, u32), (i64, i64, u64)>,
     tallies: BTreeMap<(u32, u16), (i64, i64, [u64; 4])>,
+    /// Kernels whose names were learned after they were defined: of what is on other tapes, too.
+    renamed: BTreeSet<u32>,
     /// The first and the last pair of each clock and device.
     clocks: BTreeMap<(u8, u32), (ClockPair, ClockPair)>,
     /// From the first event to the end of the last.
@@ -78,6 +85,8 @@ struct Key {
     /// How many binary digits the duration has.
     digits: u8,
     kernel: u32,
+    /// Of launches of graphs only: what else speaks of a graph did not launch it.
+    graph: u32,
     stack: u32,
     function: u32,
 }
@@ -111,14 +120,16 @@ pub fn digits(duration_ns: u64) -> u8 {
     (u64::BITS - duration_ns.leading_zeros()) as u8
 }
 
-/// Whether events of a kind are added up: those that say who called, what was launched or how much was moved.
+/// Whether events of a kind are added up: those that say who called, what was launched or how much was moved, and stretches off
+/// the processor, which recorders count as they do calls.
 pub fn is_rolled_up<E: Event>() -> bool {
     let says = |of: DefinitionKind| E::COLUMNS.iter().any(|column| column.refers == Refers::To(of));
     E::KIND != Rollup::KIND
         && (says(DefinitionKind::Stack)
             || says(DefinitionKind::Function)
             || says(DefinitionKind::Shape)
-            || column::<E>("bytes").is_some())
+            || column::<E>("bytes").is_some()
+            || E::KIND == OffCpu::KIND)
 }
 
 fn column<R: Row>(name: &str) -> Option<usize> {
@@ -139,6 +150,7 @@ impl Digest {
             sums: Sums::new(most_keys),
             losses: BTreeMap::new(),
             tallies: BTreeMap::new(),
+            renamed: BTreeSet::new(),
             clocks: BTreeMap::new(),
             span: None,
         }
@@ -193,12 +205,14 @@ impl Digest {
             let there = Key {
                 process: carry(DefinitionKind::Process, key.process),
                 kernel: carry(DefinitionKind::Kernel, key.kernel),
+                graph: carry(DefinitionKind::Graph, key.graph),
                 stack: carry(DefinitionKind::Stack, key.stack),
                 function: carry(DefinitionKind::Function, key.function),
                 ..key
             };
             self.sums.add(there, sums);
         }
+        self.renamed.extend(known.renamed_kernels().map(|kernel| carry(DefinitionKind::Kernel, kernel)));
         let losses = adding.losses.into_iter().map(|((process, kind, cause), loss)| {
             ((carry(DefinitionKind::Process, process), kind, carry(DefinitionKind::String, cause)), loss)
         });
@@ -254,6 +268,7 @@ impl Digest {
                 process: key.process,
                 kind: key.kind,
                 kernel: key.kernel,
+                graph: key.graph,
                 stack: key.stack,
                 function: key.function,
                 count: sums.count,
@@ -264,6 +279,9 @@ impl Digest {
                 bytes: sums.bytes,
             };
             carrier.event(row, &known, sink)?;
+        }
+        for &kernel in &self.renamed {
+            carrier.carry(DefinitionKind::Kernel as u16, kernel, &known, sink)?;
         }
         for (&(process, kind, cause), &(start_ns, end_ns, count)) in &self.losses {
             let duration_ns = end_ns.wrapping_sub(start_ns) as u64;
@@ -284,7 +302,7 @@ impl Key {
 
     /// The row of all that is not told apart.
     fn rest(self) -> Key {
-        Key { process: 0, kernel: 0, stack: 0, ..self }
+        Key { process: 0, kernel: 0, graph: 0, stack: 0, ..self }
     }
 }
 
@@ -316,6 +334,7 @@ impl Adding {
                 kind: row.kind,
                 digits: digits(row.max_ns),
                 kernel: row.kernel,
+                graph: row.graph,
                 stack: row.stack,
                 function: row.function,
             };
@@ -377,7 +396,7 @@ impl KindVisitor for Rows<'_> {
         let bytes = bits(column::<E>("bytes"));
         let processes = self.owners.of_rows(table);
         let at = |values: &[u64], row: usize| values.get(row).copied().unwrap_or(0);
-        let is_sample = E::KIND == CpuSample::KIND;
+        let graphs = bits(refers(DefinitionKind::Graph).filter(|_| E::KIND == GraphLaunch::KIND));
         for (row, &start) in starts.iter().enumerate() {
             let duration_ns = at(&durations, row);
             let shape = at(&shapes, row) as u32;
@@ -386,6 +405,7 @@ impl KindVisitor for Rows<'_> {
                 kind: E::KIND,
                 digits: digits(duration_ns),
                 kernel: self.definitions.get::<Shape>(shape).map_or(0, |shape| shape.kernel),
+                graph: at(&graphs, row) as u32,
                 stack: at(&stacks, row) as u32,
                 function: at(&functions, row) as u32,
             };
@@ -398,8 +418,15 @@ impl KindVisitor for Rows<'_> {
                 bytes: at(&bytes, row),
             };
             self.adding.sums.add(key, totals);
-            let lasts_ns = if is_sample { 0 } else { duration_ns };
-            extend(&mut self.adding.span, start as i64, (start as i64).saturating_add_unsigned(lasts_ns));
+            let start_ns = start as i64;
+            let end_ns = start_ns.saturating_add_unsigned(duration_ns);
+            let (from_ns, to_ns) = match E::KIND {
+                CpuSample::KIND => (start_ns, start_ns),
+                // It may have begun hours before the tape did.
+                OffCpu::KIND => (end_ns, end_ns),
+                _ => (start_ns, end_ns),
+            };
+            extend(&mut self.adding.span, from_ns, to_ns);
         }
         Ok(())
     }
@@ -550,6 +577,51 @@ mod tests {
             let count: u64 = rows(&whole).values().map(|sums| sums[0]).sum();
             prop_assert_eq!(count, events.len() as u64);
         }
+    }
+
+    #[test]
+    fn a_kernel_that_is_named_on_a_later_tape_has_the_name_in_what_is_made_of_both() {
+        // The handle's launches, and then its name, whose tape has no launch of it.
+        let tape_of = |name: Option<&str>| {
+            let mut memory = Memory::default();
+            let Ok(handle) = memory.string("unknown kernel @0x5620 of process 7");
+            let Ok(kernel) = memory.define(KernelName { name: handle, module: 0 });
+            match name {
+                Some(name) => {
+                    let Ok(()) = memory.property(DefinitionKind::Kernel as u16, kernel, property::NAME, name);
+                }
+                None => {
+                    let Ok(shape) = memory.define(Shape { kernel, ..Shape::default() });
+                    let Ok(()) = memory.event(Launch { shape, ..Launch::default() });
+                }
+            }
+            let mut digest = Digest::default();
+            digest.add_events(&memory.definitions, &memory.events);
+            tape(&digest)
+        };
+        let mut both = Digest::default();
+        both.add_tape(&tape_of(None)).unwrap();
+        both.add_tape(&tape_of(Some("gemm"))).unwrap();
+        let both = tape(&both).read(&Wanted::default()).unwrap();
+        let kernel = both.events.rollup.kernel[0];
+        assert_eq!(both.definitions.property(DefinitionKind::Kernel as u16, kernel, property::NAME), Some("gemm"));
+        assert_eq!(both.definitions.kernels.len(), 1);
+    }
+
+    #[test]
+    fn stretches_off_the_processor_are_added_up_by_process_and_belong_where_they_end() {
+        let mut memory = Memory::default();
+        let Ok(process) = memory.define(Process { pid: 7, ..Process::default() });
+        for (tid, start_ns, duration_ns) in [(1, -1_000_000, 1_000_050), (2, 40, 30), (1, 70, 31)] {
+            let Ok(thread) = memory.define(Thread { process, tid });
+            let Ok(()) = memory.event(OffCpu { start_ns, duration_ns, thread, ..OffCpu::default() });
+        }
+        let mut digest = Digest::default();
+        digest.add_events(&memory.definitions, &memory.events);
+        let sums: Vec<_> = rows(&digest).into_iter().map(|((pid, kind, ..), sums)| (pid, kind, sums)).collect();
+        let kind = OffCpu::KIND;
+        assert_eq!(sums, [(7, kind, [2, 0, 61, 30, 31, 0]), (7, kind, [1, 0, 1_000_050, 1_000_050, 1_000_050, 0])]);
+        assert_eq!(digest.span, Some((50, 101)));
     }
 
     #[test]

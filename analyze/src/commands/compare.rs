@@ -19,7 +19,7 @@ use crate::timeline::selection::parse_time_ns;
 #[derive(clap::Args, Debug)]
 #[command(after_help = EXAMPLES)]
 pub struct Args {
-    /// A tape, a PyTorch profiler trace, or a report that Nsight Systems exported to SQLite
+    /// A tape, a recording (a directory of segments), a PyTorch profiler trace, or a report that Nsight Systems exported to SQLite
     #[arg(value_name = "TRACE")]
     trace: PathBuf,
     /// What the simulated profiler looks at [default: gpu if the trace has device work with times, else cpu]

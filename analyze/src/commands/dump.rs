@@ -26,7 +26,7 @@ Times are nanoseconds on the tape's clock, sizes are bytes. null is \"none\" or 
 #[derive(clap::Args, Debug)]
 #[command(after_help = EXAMPLES)]
 pub struct Args {
-    /// A tape, a PyTorch profiler trace, or a report that Nsight Systems exported to SQLite
+    /// A tape, a recording (a directory of segments), a PyTorch profiler trace, or a report that Nsight Systems exported to SQLite
     #[arg(value_name = "TRACE")]
     input: PathBuf,
     /// Go on with what a growing tape gets, until it is closed; each time what came, in order

@@ -33,7 +33,7 @@ stands under [launch not recorded]. Work that overlaps on several streams counts
 #[derive(clap::Args, Debug)]
 #[command(after_help = EXAMPLES)]
 pub struct Args {
-    /// A tape, a PyTorch profiler trace, or a report that Nsight Systems exported to SQLite
+    /// A tape, a recording (a directory of segments), a PyTorch profiler trace, or a report that Nsight Systems exported to SQLite
     #[arg(value_name = "TRACE")]
     input: PathBuf,
     /// Where to write the SVG, or with --folded the text; `-` is standard output, the default of --folded
@@ -45,7 +45,7 @@ pub struct Args {
     /// What stands at the root, below the stack
     #[arg(long, value_enum, default_value_t = By::Stack)]
     by: By,
-    /// Where the kernels of a graph stand, where its nodes are known and not its kernels' times [default: launched]
+    /// Where the kernels of a graph stand, where its nodes are known [default: launched]
     #[arg(long, value_enum)]
     graph_stacks: Option<GraphStacks>,
     /// Only stacks with a frame, kernel or call whose text matches, as --folded prints it
@@ -87,15 +87,17 @@ pub fn run(args: &Args) -> Result<Outcome> {
     if args.output.is_some() && args.output == args.speedscope {
         return Err(output::Refused("--output and --speedscope name the same file; give them two".to_owned()).into());
     }
-    let loaded = match recording::is_recording(&args.input) {
-        true => recording::load(&args.input, &args.selection, &args.symbols)?,
+    let as_totals = args.selection.is_everything() && recording::is_recording(&args.input);
+    let loaded = match as_totals {
+        true => recording::load_totals(&args.input, &args.symbols)?,
         false => load(&args.input, &args.selection, &args.symbols)?,
     };
     // Standard output may be the product. A closed stderr leaves nobody to tell.
     let _ = note_losses(&mut io::stderr(), &loaded);
     let value = value(args, &loaded)?;
-    if args.graph_stacks.is_some() && value != Value::Launches {
-        bail!("--graph-stacks says where launches of graphs stand: it goes with --value launches");
+    let has_graphs = matches!(value, Value::Launches | Value::Gpu | Value::Copies | Value::Bytes);
+    if args.graph_stacks.is_some() && !has_graphs {
+        bail!("--graph-stacks says where what graphs run stands: it goes with --value launches, gpu, copies and bytes");
     }
     let graph_stacks = args.graph_stacks.unwrap_or_default();
     let weights = weigh(&loaded.timeline, value, graph_stacks).context(args.input.display().to_string())?;

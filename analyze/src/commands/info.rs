@@ -38,7 +38,7 @@ Examples:
 Busy is the time in which at least one kernel, copy or memset ran: what overlaps counts once. A recording without \
 device times has no such figure; of it info says who launched, waited, copied and did not free.")]
 pub struct Args {
-    /// A tape, a PyTorch profiler trace, or a report that Nsight Systems exported to SQLite
+    /// A tape, a recording (a directory of segments), a PyTorch profiler trace, or a report that Nsight Systems exported to SQLite
     #[arg(value_name = "TRACE")]
     trace: PathBuf,
     /// List every kernel with its calls and its total time, longest first; without device times with its launches
@@ -99,8 +99,9 @@ pub fn run(args: &Args) -> Result<Outcome> {
     let tape = args.layout.then(|| open_tape(&args.trace)).transpose()?;
     let is_recording = recording::is_recording(&args.trace);
     let parts = if is_recording { recording::parts(&args.trace)? } else { Vec::new() };
-    let loaded = match is_recording {
-        true => recording::load(&args.trace, &args.selection, &args.symbols)?,
+    let as_totals = is_recording && args.selection.is_everything();
+    let loaded = match as_totals {
+        true => recording::load_totals(&args.trace, &args.symbols)?,
         false => load(&args.trace, &args.selection, &args.symbols)?,
     };
     let summary = loaded.timeline.summary();
@@ -110,7 +111,7 @@ pub fn run(args: &Args) -> Result<Outcome> {
     let blind_spots = blind_spots::of(&loaded.timeline.definitions);
     let fidelity = fidelity(&loaded.timeline);
     let totals = recording::totals(&loaded.timeline);
-    let events: usize = match is_recording {
+    let events: usize = match as_totals {
         true => totals.iter().map(|totals| totals.count as usize).sum(),
         false => summary.events.values().sum(),
     };

@@ -9,7 +9,8 @@ use ktape_format::event::{Api, GraphLaunch, Kernel, Launch, Memcpy, Memset, Sync
 use ktape_format::{Damage, Events, Memory, Owners, Row as _, Table as _, Tape, Wanted, header};
 use serde::Serialize;
 
-use super::{Outcome, recording};
+use super::Outcome;
+use super::recording::{self, Unread};
 use crate::import;
 use crate::symbols::{self, Symbols, Unnamed};
 use crate::timeline::{Selection, Timeline, is_host_only, span_ns};
@@ -33,6 +34,10 @@ pub struct Loaded {
     pub unnamed: Unnamed,
     /// What of the file cannot be read.
     pub damage: Vec<Damage>,
+    /// What of a recording's files cannot be read.
+    pub unread: Vec<Unread>,
+    /// The segments of a recording whose events were deleted, where this is of events: they are not in it.
+    pub only_totals: Vec<String>,
     /// How many rows came from the tail that the writer had not sealed; 0 for a tape that was closed.
     pub staged_rows: u64,
     /// Whether the open tail was only in its writer's memory, so that it may be missing if the tape was not closed.
@@ -42,11 +47,33 @@ pub struct Loaded {
 }
 
 impl Loaded {
+    /// A trace of which nothing is missing, and nothing more known.
+    pub fn whole(path: &Path, timeline: Timeline) -> Loaded {
+        Loaded {
+            path: path.to_owned(),
+            file_bytes: 0,
+            first_ns: 0,
+            timeline,
+            lost: 0,
+            unnamed: Unnamed::default(),
+            damage: Vec::new(),
+            unread: Vec::new(),
+            only_totals: Vec::new(),
+            staged_rows: 0,
+            tail_in_memory: false,
+            closed: true,
+        }
+    }
+
     /// How a command over this trace ends well.
     pub fn outcome(&self) -> Outcome {
         // A loss whose number is not known counts as 0.
         let losses = self.lost > 0 || !self.timeline.events.loss.is_empty() || !self.damage.is_empty();
-        if losses { Outcome::Losses } else { Outcome::Done }
+        match self.unread.iter().any(|unread| unread.is_whole_file) {
+            true => Outcome::Damaged,
+            false if losses || !self.unread.is_empty() => Outcome::Losses,
+            false => Outcome::Done,
+        }
     }
 
     /// Whether all that was recorded is there; `None` where no recorder says what it saw. Only of a whole trace.
@@ -68,7 +95,12 @@ impl Loaded {
 
     /// What answers in JSON say of losses.
     pub fn losses(&self) -> Losses {
-        Losses { lost: self.lost, damage: self.damage.iter().map(ToString::to_string).collect() }
+        let damage = self.damage.iter().map(ToString::to_string);
+        Losses {
+            lost: self.lost,
+            damage: damage.chain(self.unread.iter().map(ToString::to_string)).collect(),
+            only_totals: self.only_totals.clone(),
+        }
     }
 }
 
@@ -77,17 +109,18 @@ impl Loaded {
 pub struct Losses {
     /// See [`Loaded::lost`].
     pub lost: u64,
-    /// See [`Loaded::damage`].
+    /// See [`Loaded::damage`] and [`Loaded::unread`].
     pub damage: Vec<String>,
+    /// See [`Loaded::only_totals`].
+    #[serde(skip_serializing_if = "<[_]>::is_empty")]
+    pub only_totals: Vec<String>,
 }
 
-/// Opens `path`, keeps what `selection` asks for, and names its native frames by `symbols`.
+/// Opens `path`, keeps what `selection` asks for, and names its native frames by `symbols`. Of a recording all segments that have
+/// events are one trace.
 pub fn load(path: &Path, selection: &Selection, symbols: &Symbols) -> Result<Loaded> {
     if recording::is_recording(path) {
-        bail!(
-            "{}: is a recording of many segments: name one of them; `analyze info`, `flamegraph` and `verify` take all",
-            path.display()
-        );
+        return recording::load_trace(path, selection, symbols);
     }
     let mut loaded = if is_tape(path)? {
         load_tape(path, selection).with_context(|| path.display().to_string())?
@@ -149,18 +182,7 @@ fn load_foreign(path: &Path, selection: &Selection) -> Result<Loaded> {
     let mut timeline = Timeline::new(definitions, events);
     timeline.host_only = host_only;
     timeline.learn_callers(&calls);
-    Ok(Loaded {
-        path: path.to_owned(),
-        file_bytes,
-        first_ns,
-        timeline,
-        lost: 0,
-        unnamed: Unnamed::default(),
-        damage: Vec::new(),
-        staged_rows: 0,
-        tail_in_memory: false,
-        closed: true,
-    })
+    Ok(Loaded { file_bytes, first_ns, ..Loaded::whole(path, timeline) })
 }
 
 /// How long a file is, or all files of a folder.
@@ -195,15 +217,13 @@ fn load_tape(path: &Path, selection: &Selection) -> Result<Loaded> {
         timeline.learn_callers(&tape.read(&Wanted { from_ns: None, kinds, ..wanted })?.events);
     }
     Ok(Loaded {
-        path: path.to_owned(),
         file_bytes: tape.file_bytes(),
         first_ns,
-        timeline,
         lost: lost.saturating_add(damaged),
-        unnamed: Unnamed::default(),
         damage: contents.damage,
         staged_rows: contents.staged_rows,
         tail_in_memory: tape.header().tail == header::TailKind::Memory,
         closed: tape.is_closed(),
+        ..Loaded::whole(path, timeline)
     })
 }

@@ -109,6 +109,22 @@ pub fn note_losses(out: &mut impl Write, loaded: &load::Loaded) -> io::Result<()
     if let Some(more) = more(loaded.damage.len()) {
         writeln!(out, "  and {more} more damaged places: `analyze info --json` lists them")?;
     }
+    for unread in loaded.unread.iter().take(MOST_LINES) {
+        writeln!(out, "{}", printable(&unread.to_string()))?;
+    }
+    if let Some(more) = more(loaded.unread.len()) {
+        writeln!(out, "  and {more} more files: `analyze verify` lists them")?;
+    }
+    if !loaded.only_totals.is_empty() {
+        let (shown, more) = (loaded.only_totals.len().min(MOST_LINES), more(loaded.only_totals.len()));
+        let more = more.map_or_else(String::new, |more| format!(" and {more} more"));
+        writeln!(
+            out,
+            "{}: only totals are left of {}{more}: their events are not in this",
+            loaded.path.display(),
+            loaded.only_totals[..shown].join(", ")
+        )?;
+    }
     if loaded.unnamed.frames > 0 {
         writeln!(out, "{}: {}", loaded.path.display(), printable(&loaded.unnamed.to_string()))?;
     }

@@ -20,7 +20,7 @@ use crate::timeline::Selection;
 Open the result at https://ui.perfetto.dev, or let `analyze open` do that. The trace never leaves your machine.
 See docs/perfetto.md for what is where in it.")]
 pub struct Args {
-    /// A tape, a PyTorch profiler trace, or a report that Nsight Systems exported to SQLite
+    /// A tape, a recording (a directory of segments), a PyTorch profiler trace, or a report that Nsight Systems exported to SQLite
     #[arg(value_name = "TRACE")]
     input: PathBuf,
     /// Where to write the Perfetto trace; `-` is standard output

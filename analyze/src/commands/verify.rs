@@ -10,7 +10,8 @@ use serde::Serialize;
 use super::counts::write_counts;
 use super::load::open_tape;
 use super::output::{self, Output};
-use super::{Outcome, progress, recording, write_json};
+use super::recording::{self, check};
+use super::{Outcome, progress, write_json};
 use crate::human::{HumanBytes, HumanCount, counted, text_table};
 use crate::tables::KnownTables;
 use crate::timeline::names::printable;
@@ -133,22 +134,30 @@ pub fn run(args: &Args) -> Result<Outcome> {
 
 /// Checks all files of a recording.
 fn run_over_recording(args: &Args) -> Result<Outcome> {
-    let checked = recording::verify(&args.tape)?;
+    let checked = check::verify(&args.tape)?;
     let mut out = io::BufWriter::new(io::stdout().lock());
     if args.json {
         write_json(&mut out, &checked)?;
     } else {
         for file in &checked.files {
-            print(&mut out, &file.path, &file.report, None)?;
+            match &file.report {
+                Some(report) => print(&mut out, &file.path, report, None)?,
+                None => writeln!(
+                    out,
+                    "{}: damaged: {}",
+                    file.path,
+                    printable(file.unreadable.as_deref().unwrap_or_default())
+                )?,
+            }
         }
-        recording::print_agreement(&mut out, &checked.files)?;
+        check::print_agreement(&mut out, &checked.files)?;
         if let Some(completeness) = &checked.completeness {
             writeln!(out, "all files together:")?;
             print_completeness(&mut out, completeness, args.by)?;
         }
     }
     out.flush()?;
-    Ok(outcome(recording::verdict(&checked)))
+    Ok(outcome(check::verdict(&checked)))
 }
 
 fn outcome(verdict: Verdict) -> Outcome {

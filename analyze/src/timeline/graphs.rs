@@ -7,8 +7,9 @@
 use std::cell::Cell;
 use std::collections::BTreeMap;
 
-use ktape_format::Table as _;
 use ktape_format::definition::{GraphNode, Shape, node_kind};
+use ktape_format::event::{GraphLaunch, Rollup};
+use ktape_format::{Row as _, Table as _};
 use rustc_hash::{FxHashMap, FxHashSet};
 
 use super::Timeline;
@@ -40,6 +41,14 @@ impl Graphs {
         // 0 is no graph.
         let mut nodes: Vec<GraphNode> = nodes.filter(|node| node.graph != 0).collect();
         nodes.sort_by_key(|node| (node.graph, node.index));
+        // A graph never changes, but a tape that is made of many may tell of it more than once: the last time counts.
+        nodes.dedup_by(|next, last| {
+            let is_same = (next.graph, next.index) == (last.graph, last.index);
+            if is_same {
+                *last = *next;
+            }
+            is_same
+        });
         let mut ranges = FxHashMap::default();
         let mut begin = 0;
         for graph in nodes.chunk_by(|one, next| one.graph == next.graph) {
@@ -104,11 +113,22 @@ fn whole(nodes: &[GraphNode]) -> FxHashSet<u32> {
     whole
 }
 
+/// The graph of a row of totals, and how many of its launches ran it.
+pub(crate) fn ran_of(row: Rollup) -> (u32, u64) {
+    (row.graph, row.count.saturating_sub(row.failed))
+}
+
 impl Timeline {
     /// What all launches of graphs that succeeded run, if that is not on the tape as work of the device.
     pub(crate) fn ran_by_graphs(&self, graphs: &Graphs) -> Ran {
-        let launches = self.events.graph_launch.rows().filter(|row| self.host_only && row.result == 0);
-        graphs.run(launches.map(|row| (row.graph, 1)))
+        let launches = self.events.graph_launch.rows().filter(|row| row.result == 0);
+        let launches = launches.map(|row| (row.graph, 1)).chain(self.rolled_up_graphs().map(ran_of));
+        graphs.run(launches.filter(|_| self.host_only))
+    }
+
+    /// The launches of graphs that are only there added up.
+    pub(crate) fn rolled_up_graphs(&self) -> impl Iterator<Item = Rollup> {
+        self.events.rollup.rows().filter(|row| row.kind == GraphLaunch::KIND)
     }
 
     /// The kernel of a shape.
@@ -120,7 +140,8 @@ impl Timeline {
 #[cfg(test)]
 mod tests {
     use ktape_format::definition::{Graph, KernelName};
-    use ktape_format::event::{GraphLaunch, Kernel};
+    use ktape_format::event::Kernel;
+    use ktape_format::rollup::Digest;
     use ktape_format::{Memory, Sink as _};
 
     use super::*;
@@ -160,6 +181,41 @@ mod tests {
         let ran = timeline.ran_by_graphs(&graphs);
         assert_eq!(ran.kernels, BTreeMap::from([((1, gemm), 2 * 2 + 1), ((2, softmax), 2)]));
         assert!(graphs.is_whole(outer) && graphs.is_whole(inner));
+    }
+
+    #[test]
+    fn rollups_of_graph_launches_run_what_the_launches_ran() {
+        let mut memory = Memory::default();
+        let [gemm, softmax] = shapes(&mut memory, ["gemm", "softmax"]);
+        let inner = graph(&mut memory, &[(node_kind::KERNEL, gemm, 0, 0)]);
+        let outer = graph(&mut memory, &[(node_kind::KERNEL, softmax, 0, 0), (node_kind::GRAPH, 0, 0, inner)]);
+        for (graph, duration_ns, result) in [(outer, 1, 0), (outer, 90, 0), (outer, 91, 700), (inner, 1, 0), (0, 5, 0)]
+        {
+            let Ok(()) = memory.event(GraphLaunch { graph, duration_ns, result, ..GraphLaunch::default() });
+        }
+        let mut digest = Digest::default();
+        digest.add_events(&memory.definitions, &memory.events);
+        let by_name = |timeline: &Timeline| -> BTreeMap<String, u64> {
+            let ran = timeline.ran_by_graphs(&Graphs::new(timeline)).kernels;
+            ran.iter()
+                .map(|(&(_, shape), &count)| (timeline.definitions.kernel_name(shape).to_owned(), count))
+                .collect()
+        };
+        let detail = Timeline::new(memory.definitions, memory.events);
+        // Each graph is told of twice; a rollup of rollups has it once.
+        let mut again = Digest::default();
+        for _ in 0..2 {
+            let mut rolled_up = Memory::default();
+            let Ok(()) = digest.write(&mut rolled_up);
+            assert_eq!(rolled_up.definitions.graph_nodes.len(), 3);
+            again.add_events(&rolled_up.definitions, &rolled_up.events);
+        }
+        let mut twice = Memory::default();
+        let Ok(()) = again.write(&mut twice);
+        assert_eq!((twice.definitions.graphs.len(), twice.definitions.graph_nodes.len()), (2, 3));
+        assert_eq!(by_name(&detail), BTreeMap::from([("gemm".to_owned(), 3), ("softmax".to_owned(), 2)]));
+        let twice = by_name(&Timeline::new(twice.definitions, twice.events));
+        assert_eq!(twice, BTreeMap::from([("gemm".to_owned(), 6), ("softmax".to_owned(), 4)]));
     }
 
     #[test]

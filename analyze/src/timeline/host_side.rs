@@ -5,13 +5,10 @@
 
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
-use std::convert::Infallible;
 
 use ktape_format::definition::{Process, Thread, property};
-use ktape_format::event::{
-    Alloc, Event, Free, GraphLaunch, KindVisitor, Launch, Sync, allocator, copy_kind, timing, visit_kinds,
-};
-use ktape_format::table::{DefinitionKind, Refers};
+use ktape_format::event::{Alloc, Event as _, Free, GraphLaunch, Launch, Sync, allocator, copy_kind, timing};
+use ktape_format::table::DefinitionKind;
 use ktape_format::{Row as _, Table as _};
 use rustc_hash::{FxHashMap, FxHashSet};
 use serde::Serialize;
@@ -155,13 +152,16 @@ impl Timeline {
 
     fn graph_launches(&self) -> GraphLaunches {
         let graphs = Graphs::new(self);
-        let not_whole = self.events.graph_launch.graph.iter().filter(|&&graph| !graphs.is_whole(graph)).count() as u64;
-        let kernels = self.ran_by_graphs(&graphs).kernels.into_values();
-        GraphLaunches {
-            launches: self.events.graph_launch.graph.len() as u64,
-            kernels: kernels.fold(0, u64::saturating_add),
-            not_whole,
+        let launches = self.events.graph_launch.graph.iter().map(|&graph| (graph, 1));
+        let mut sums = GraphLaunches::default();
+        for (graph, count) in launches.chain(self.rolled_up_graphs().map(|row| (row.graph, row.count))) {
+            sums.launches = sums.launches.saturating_add(count);
+            if !graphs.is_whole(graph) {
+                sums.not_whole = sums.not_whole.saturating_add(count);
+            }
         }
+        let kernels = self.ran_by_graphs(&graphs).kernels.into_values();
+        GraphLaunches { kernels: kernels.fold(0, u64::saturating_add), ..sums }
     }
 
     /// The sums by what `weight` says comes first; it also says what the amount is.
@@ -245,35 +245,19 @@ impl Timeline {
     }
 
     fn thread_calls(&self) -> (Vec<ThreadCalls>, FxHashSet<u32>) {
-        struct Calls<'a>(&'a Timeline, BTreeMap<u32, (u64, u64, u64, u64)>);
-        impl KindVisitor for Calls<'_> {
-            type Error = Infallible;
-            fn visit<E: Event>(&mut self) -> Result<(), Infallible> {
-                let column_of = |kind| E::COLUMNS.iter().position(|column| column.refers == Refers::To(kind));
-                // A call is what has a thread and a function of the API.
-                let (Some(column), Some(_)) = (column_of(DefinitionKind::Thread), column_of(DefinitionKind::Function))
-                else {
-                    return Ok(());
-                };
-                for row in E::table(&self.0.events).rows() {
-                    // Ids have 32 bits.
-                    let (calls, launches, waits, waited_ns) = self.1.entry(row.get(column) as u32).or_default();
-                    *calls += 1;
-                    *launches += u64::from(matches!(E::KIND, Launch::KIND | GraphLaunch::KIND));
-                    if E::KIND == Sync::KIND {
-                        *waits += 1;
-                        *waited_ns = waited_ns.saturating_add(row.duration_ns());
-                    }
-                }
-                Ok(())
+        let mut calls = BTreeMap::<u32, (u64, u64, u64, u64)>::new();
+        self.visit_calls(|kind, thread, (start_ns, end_ns)| {
+            let (calls, launches, waits, waited_ns) = calls.entry(thread).or_default();
+            *calls += 1;
+            *launches += u64::from(matches!(kind, Launch::KIND | GraphLaunch::KIND));
+            if kind == Sync::KIND {
+                *waits += 1;
+                *waited_ns = waited_ns.saturating_add(end_ns.abs_diff(start_ns));
             }
-        }
-        let mut calls = Calls(self, BTreeMap::new());
-        let Ok(()) = visit_kinds(&mut calls);
-        let processes = calls.1.keys().map(|&thread| self.definitions.process_of_thread(thread)).collect();
+        });
+        let processes = calls.keys().map(|&thread| self.definitions.process_of_thread(thread)).collect();
         let name = |id| self.definitions.property(DefinitionKind::Thread as u16, id, property::NAME);
         let mut threads: Vec<ThreadCalls> = calls
-            .1
             .into_iter()
             .map(|(id, (calls, launches, waits, waited_ns))| {
                 let thread = self.definitions.get::<Thread>(id).unwrap_or_default();
@@ -332,7 +316,7 @@ impl Sums {
 #[cfg(test)]
 mod tests {
     use ktape_format::definition::Frame;
-    use ktape_format::event::{GraphLaunch, Launch};
+    use ktape_format::event::Event;
     use ktape_format::{Memory, Sink as _};
 
     use super::*;

@@ -6,7 +6,9 @@
 //! ([`intervals::union_ns`]; a sum would count overlapping work twice). What of it cannot be right, [`audit`] says.
 
 pub mod audit;
+mod calls;
 pub mod cpu_side;
+pub(crate) mod graph_work;
 pub(crate) mod graphs;
 pub mod host_side;
 pub mod intervals;

@@ -7,11 +7,10 @@
 
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
-use std::convert::Infallible;
 
 use ktape_format::definition::{Process, Thread, property};
-use ktape_format::event::{Event, GraphLaunch, KindVisitor, Launch, OffCpu, Sync, off_cpu_reason, visit_kinds};
-use ktape_format::table::{DefinitionKind, Refers};
+use ktape_format::event::{Event as _, GraphLaunch, Launch, OffCpu, Sync, off_cpu_reason};
+use ktape_format::table::DefinitionKind;
 use ktape_format::{Row as _, Table as _};
 use rustc_hash::FxHashMap;
 use serde::Serialize;
@@ -124,31 +123,15 @@ impl Timeline {
     }
 
     fn calls_of_threads(&self) -> BTreeMap<u32, Calls> {
-        struct Visitor<'a>(&'a Timeline, BTreeMap<u32, Calls>);
-        impl KindVisitor for Visitor<'_> {
-            type Error = Infallible;
-            fn visit<E: Event>(&mut self) -> Result<(), Infallible> {
-                let column_of = |kind| E::COLUMNS.iter().position(|column| column.refers == Refers::To(kind));
-                // A call is what has a thread and a function of the API.
-                let (Some(column), Some(_)) = (column_of(DefinitionKind::Thread), column_of(DefinitionKind::Function))
-                else {
-                    return Ok(());
-                };
-                for row in E::table(&self.0.events).rows() {
-                    let span = (row.start_ns(), row.end_ns());
-                    // Ids have 32 bits.
-                    let calls = self.1.entry(row.get(column) as u32).or_default();
-                    if matches!(E::KIND, Launch::KIND | GraphLaunch::KIND) {
-                        calls.launches.push(span);
-                    }
-                    if E::KIND == Sync::KIND { calls.waiting.push(span) } else { calls.working.push(span) }
-                }
-                Ok(())
+        let mut threads = BTreeMap::<u32, Calls>::new();
+        self.visit_calls(|kind, thread, span| {
+            let calls = threads.entry(thread).or_default();
+            if matches!(kind, Launch::KIND | GraphLaunch::KIND) {
+                calls.launches.push(span);
             }
-        }
-        let mut visitor = Visitor(self, BTreeMap::new());
-        let Ok(()) = visit_kinds(&mut visitor);
-        visitor.1
+            if kind == Sync::KIND { calls.waiting.push(span) } else { calls.working.push(span) }
+        });
+        threads
     }
 }
 
@@ -249,6 +232,7 @@ impl Stretches {
 
 #[cfg(test)]
 mod tests {
+    use ktape_format::event::Event;
     use ktape_format::{Memory, Sink as _};
 
     use super::*;

@@ -14,7 +14,8 @@ use ktape_format::event::{
 use ktape_format::{Row as _, Table};
 use rustc_hash::FxHashMap;
 
-use super::graphs::{Graphs, Ran};
+use super::graph_work::CapturedStacks;
+use super::graphs::{Graphs, Ran, ran_of};
 use super::{DeviceOpKind, OpClass, Timeline};
 
 /// What is added up.
@@ -38,7 +39,7 @@ pub enum Value {
     Samples,
 }
 
-/// On which stack the kernels of a graph stand, where the tape tells of the graph's nodes and not of its kernels.
+/// On which stack the kernels of a graph stand, where the tape tells of the graph's nodes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
 pub enum GraphStacks {
     /// That of the graph's launch: who sent them to the device
@@ -127,7 +128,7 @@ pub fn weigh(timeline: &Timeline, value: Value, graph_stacks: GraphStacks) -> Re
     let mut scale =
         Scale { timeline, leaves: FxHashMap::default(), sums: FxHashMap::default(), done: Weights::default() };
     match value {
-        Value::Gpu | Value::Copies | Value::Bytes => scale.device_work(value)?,
+        Value::Gpu | Value::Copies | Value::Bytes => scale.device_work(value, graph_stacks)?,
         Value::Launches => scale.launches(graph_stacks)?,
         Value::Api => scale.calls()?,
         Value::Sync => scale.waits()?,
@@ -155,7 +156,11 @@ struct Scale<'a> {
 }
 
 impl Scale<'_> {
-    fn device_work(&mut self, value: Value) -> Result<(), Overflow> {
+    fn device_work(&mut self, value: Value, graph_stacks: GraphStacks) -> Result<(), Overflow> {
+        let captured = match graph_stacks {
+            GraphStacks::Launched => CapturedStacks::default(),
+            GraphStacks::Captured => CapturedStacks::new(self.timeline),
+        };
         let events = &self.timeline.events;
         for op in self.timeline.device_ops() {
             let counts = match op.kind {
@@ -174,7 +179,8 @@ impl Scale<'_> {
                     op.duration_ns()
                 }
             };
-            let caller = self.timeline.stack_of(&op).map_or(Caller::NoCall, caller);
+            let stack = captured.of(self.timeline, &op).or_else(|| self.timeline.stack_of(&op));
+            let caller = stack.map_or(Caller::NoCall, caller);
             let process = self.timeline.definitions.process_of_stream(op.stream);
             let leaf = self.leaf(LeafKey::Op(self.timeline.op_class(&op)), || self.timeline.op_name(&op));
             self.add(Place { process, stream: op.stream, caller, leaf }, weight)?;
@@ -194,6 +200,15 @@ impl Scale<'_> {
             // What failed ran nothing, and what ran on a device that was recorded is there.
             let graph = if row.result == 0 && self.timeline.host_only { row.graph } else { 0 };
             *launches.entry((process, row.stream, row.stack, graph, row.function)).or_default() += 1;
+        }
+        for row in self.timeline.rolled_up_graphs() {
+            let ran = if self.timeline.host_only { ran_of(row) } else { (0, row.count) };
+            for (graph, count) in
+                [ran, (0, row.count.saturating_sub(ran.1))].into_iter().filter(|(_, count)| *count > 0)
+            {
+                let sum = launches.entry((row.process, 0, row.stack, graph, row.function)).or_default();
+                *sum = sum.checked_add(count).ok_or(Overflow)?;
+            }
         }
         let graphs = Graphs::new(self.timeline);
         let mut runs: FxHashMap<u32, Ran> = FxHashMap::default();
@@ -258,7 +273,8 @@ impl Scale<'_> {
             let is_call = is_launch || [Api::KIND, Sync::KIND, EventRecord::KIND, EventWait::KIND].contains(&row.kind);
             let is_copy = row.kind == Memcpy::KIND;
             let weight = match value {
-                Value::Launches if is_launch => row.count,
+                // Those of graphs are among the others': they run kernels.
+                Value::Launches if row.kind == Launch::KIND => row.count,
                 Value::Api if is_call => row.sum_ns,
                 Value::Sync if row.kind == Sync::KIND => row.sum_ns,
                 Value::Cpu if row.kind == CpuSample::KIND => row.sum_ns,
@@ -320,7 +336,8 @@ impl Scale<'_> {
     }
 
     fn add(&mut self, place: Place, weight: u64) -> Result<(), Overflow> {
-        self.done.events += 1;
+        // A strange rollup may have counted to the end already.
+        self.done.events = self.done.events.saturating_add(1);
         self.done.total = self.done.total.checked_add(weight).ok_or(Overflow)?;
         // No part of a sum that fits can overflow.
         *self.sums.entry(place).or_default() += weight;

@@ -2,8 +2,11 @@
 //!
 //! The recorder's own account are the tape's `tally` rows: by processor, kind and interval how many calls its probes saw, how many
 //! of them it wrote and how many it lost. Here these are added up, and the rows of the tape are counted without them: a call
-//! belongs to the table of the row that names its function, and to the interval in which it began. So a row that went missing
-//! after it was written shows as well as a call that never became one.
+//! belongs to the table of the row that names its function, and to the interval in which it began; a stretch off the processor
+//! to that in which it ended, as only then it can be told. So a row that went missing after it was written shows as well as a call
+//! that never became one.
+//!
+//! What the device did is counted by the processes themselves, where a library in them collects, and held against its rows likewise.
 //!
 //! An account is closed by a row of kind 0. Of a tape that was cut off the last intervals have none: there, what is on the tape is
 //! no less true, but nothing says that it is all.
@@ -14,8 +17,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::convert::Infallible;
 
 use ktape_format::event::{
-    Alloc, Api, CpuSample, Event, EventRecord, EventWait, Free, GraphLaunch, KindVisitor, Launch, Rollup, Sync, Tally,
-    visit_kinds,
+    Alloc, Api, CpuSample, Event, EventRecord, EventWait, Free, GraphLaunch, KindVisitor, Launch, OffCpu, Rollup, Sync,
+    Tally, visit_kinds,
 };
 use ktape_format::{Events, Row as _, Table as _, Tape, TapeError, Wanted};
 use serde::Serialize;
@@ -33,6 +36,9 @@ const CALLS: [u16; 8] = [
     Alloc::KIND,
     Free::KIND,
 ];
+
+/// What stands for the processor where processes have counted themselves.
+const OWN_COUNT: u32 = 65_535;
 
 /// What became of calls.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
@@ -166,7 +172,7 @@ impl Counting {
 
     /// Counts the rows of a tape.
     pub(crate) fn count_tape(&mut self, tape: &Tape) {
-        let kinds = CALLS.into_iter().chain([Rollup::KIND, CpuSample::KIND]).collect();
+        let kinds = self.rows.keys().copied().chain([Rollup::KIND, CpuSample::KIND]).collect();
         let wanted = Wanted { kinds, ..Wanted::default() };
         // As above.
         let _ = tape.scan::<TapeError>(&wanted, |_, part| {
@@ -265,8 +271,11 @@ impl Counting {
                     };
                     *sum = sum.saturating_add(unsettled.unsigned_abs());
                     let name = known.name(kind);
-                    let what =
-                        format!("{name}: {} {what}, on processor {cpu} from {from} ns on", unsettled.unsigned_abs());
+                    let place = match cpu {
+                        OWN_COUNT => "by the processes' own count".to_owned(),
+                        cpu => format!("on processor {cpu}"),
+                    };
+                    let what = format!("{name}: {} {what}, {place} from {from} ns on", unsettled.unsigned_abs());
                     result.faults.push(Fault { kind, what });
                 }
             }
@@ -348,8 +357,13 @@ impl KindVisitor for Count<'_> {
     fn visit<E: Event>(&mut self) -> Result<(), Infallible> {
         let table = E::table(self.events);
         let Some(mut rows) = self.counting.rows.remove(&E::KIND) else { return Ok(()) };
-        // Column 0 of an event is its start.
-        table.column_bits(0, 0..table.len(), &mut self.bits);
+        if E::KIND == OffCpu::KIND {
+            self.bits.clear();
+            self.bits.extend(table.rows().map(|row| row.end_ns() as u64));
+        } else {
+            // Column 0 of an event is its start.
+            table.column_bits(0, 0..table.len(), &mut self.bits);
+        }
         let launches = (E::KIND == Launch::KIND).then_some(&self.events.launch);
         for (row, &start_ns) in self.bits.iter().enumerate() {
             let start_ns = start_ns as i64;
@@ -459,6 +473,29 @@ mod tests {
     }
 
     #[test]
+    fn what_the_device_did_is_counted_where_its_processes_have_counted_it() {
+        use ktape_format::event::Kernel;
+        let mut events = launches(&[1000, 1500]);
+        [1600, 1700].into_iter().for_each(|start_ns| events.kernel.push(Kernel { start_ns, ..Kernel::default() }));
+        let told = |seen, written, lost| {
+            vec![
+                tally(1, OWN_COUNT, 1, [2, 2, 0]),
+                tally(1, OWN_COUNT, Kernel::KIND, [seen, written, lost]),
+                tally(1, 0, 0, [0; 3]),
+            ]
+        };
+        assert!(checked(&told(3, 2, 1), &events, false).holds);
+        assert_eq!(checked(&told(3, 3, 0), &events, false).missing, 1);
+        let result = checked(&told(3, 2, 0), &events, false);
+        assert_eq!(
+            result.faults[0].what,
+            "kernel: 1 were seen, and neither written nor lost, by the processes' own count from 1000 ns on"
+        );
+        // Of a tape whose calls alone were counted nothing is said of them.
+        assert!(checked(&told(0, 0, 0)[..1], &events, true).holds);
+    }
+
+    #[test]
     fn a_kind_whose_account_is_gone_is_noticed() {
         let told: Vec<Tally> = whole().into_iter().filter(|row| row.kind == 0).collect();
         assert_eq!(checked(&told, &launches(&[1000, 2000]), false).surplus, 2);
@@ -503,6 +540,29 @@ mod tests {
             counting.count(&part);
         }
         assert!(counting.finish(false).unwrap().holds);
+    }
+
+    #[test]
+    fn a_stretch_off_the_processor_counts_where_it_ended() {
+        let mut events = Events::default();
+        // Of another hour, and one that ends with the interval and so belongs to the next.
+        for (start_ns, duration_ns) in [(-1_000_000, 1_001_500), (1000, 1000)] {
+            events.off_cpu.push(OffCpu { start_ns, duration_ns, ..OffCpu::default() });
+        }
+        let kind = OffCpu::KIND;
+        let told = |first, second| {
+            [
+                tally(1, 0, kind, [first; 3]),
+                tally(1, 0, 0, [0; 3]),
+                tally(2, 0, kind, [second, second, 0]),
+                tally(2, 0, 0, [0; 3]),
+            ]
+            .map(|row| Tally { lost: 0, ..row })
+        };
+        assert!(checked(&told(1, 1), &events, false).holds);
+        let result = checked(&told(2, 1), &events, false);
+        assert_eq!((result.missing, result.surplus), (1, 0));
+        assert_eq!(result.faults[0].what, "off_cpu: 1 were written and are not there, from 1000 ns on");
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! `analyze flamegraph` from its user's side: every nanosecond of the trace is in the picture, under the stack that
 //! caused it, whatever the names are.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
@@ -14,8 +14,8 @@ use ktape_analyze::tables::KnownTables;
 use ktape_analyze::timeline::Timeline;
 use ktape_analyze::timeline::weights::{GraphStacks, Value, weigh};
 use ktape_format::definition::{
-    self, Context, Device, Frame, Function, Graph, KernelName, Process, Stack, Stream, Thread, frame_kind, node_kind,
-    property,
+    self, Context, Device, Frame, Function, Graph, GraphNode, KernelName, Process, Stack, Stream, Thread, frame_kind,
+    node_kind, property,
 };
 use ktape_format::event::{
     Api, Event, GraphLaunch, Kernel, Launch, Loss, Memcpy, Memset, Rollup, Sync, copy_kind, timing,
@@ -585,12 +585,22 @@ fn rolled_up(timeline: &Timeline, value: Value) -> u128 {
         Value::Cpu => (&["cpu_sample"], |row| row.sum_ns),
         Value::Samples => (&["cpu_sample"], |row| row.count),
         Value::Sync => (&["sync"], |row| row.sum_ns),
-        Value::Launches => (&CALLS[..2], |row| row.count),
+        Value::Launches => (&CALLS[..1], |row| row.count),
         Value::Api => (&CALLS, |row| row.sum_ns),
     };
     let known = KnownTables::new();
     let rows = timeline.events.rollup.rows().filter(|row| kinds.contains(&known.name(row.kind).as_str()));
-    rows.map(|row| u128::from(column(&row))).sum()
+    let graphs = timeline.events.rollup.rows().filter(|row| known.name(row.kind) == CALLS[1]).map(|row| {
+        let ran = if timeline.host_only { row.count.saturating_sub(row.failed) } else { 0 };
+        u128::from(ran) * weight_of_launch(expanded(timeline, row.graph)) + u128::from(row.count - ran)
+    });
+    let graphs = if value == Value::Launches { graphs.sum() } else { 0 };
+    graphs + rows.map(|row| u128::from(column(&row))).sum::<u128>()
+}
+
+/// What a launch of a graph with so many kernels weighs: it stands for itself where not all is known, or none runs.
+fn weight_of_launch((kernels, is_whole): (u128, bool)) -> u128 {
+    kernels + u128::from(kernels == 0 || !is_whole)
 }
 
 /// What a value adds up, counted without stacks.
@@ -618,11 +628,10 @@ fn sum_of_events(timeline: &Timeline, value: Value) -> u128 {
         Value::Sync => sum(&events.sync.duration_ns),
         Value::Launches => {
             let graphs = events.graph_launch.rows().map(|row| {
-                let (kernels, is_whole) = match row.result {
+                weight_of_launch(match row.result {
                     0 if timeline.host_only => expanded(timeline, row.graph),
                     _ => (0, false),
-                };
-                kernels + u128::from(kernels == 0 || !is_whole)
+                })
             });
             events.launch.len() as u128 + graphs.sum::<u128>()
         }
@@ -642,9 +651,11 @@ fn sum_of_events(timeline: &Timeline, value: Value) -> u128 {
 
 /// How many kernels a graph runs, and whether all of it is known.
 fn expanded(timeline: &Timeline, graph: u32) -> (u128, bool) {
-    let nodes: Vec<_> = timeline.definitions.graph_nodes.rows().filter(|node| node.graph == graph).collect();
+    // Of one that is told of twice the last counts.
+    let nodes = timeline.definitions.graph_nodes.rows().filter(|node| node.graph == graph);
+    let nodes: BTreeMap<u32, GraphNode> = nodes.map(|node| (node.index, node)).collect();
     let is_told = graph != 0 && !nodes.is_empty();
-    nodes.into_iter().filter(|_| is_told).fold((0, is_told), |(kernels, is_whole), node| match node.kind {
+    nodes.into_values().filter(|_| is_told).fold((0, is_told), |(kernels, is_whole), node| match node.kind {
         node_kind::KERNEL => (kernels + 1, is_whole),
         node_kind::UNKNOWN | node_kind::CONDITIONAL => (kernels, false),
         node_kind::GRAPH if node.child >= graph => (kernels, false),

@@ -7,7 +7,9 @@ use ktape_format::definition::{
     node_kind,
 };
 use ktape_format::event::{GraphLaunch, Kernel, Launch};
-use ktape_format::{Options, Sink as _, TapeWriter};
+use ktape_format::recording::Name;
+use ktape_format::rollup::Digest;
+use ktape_format::{Options, Sink as _, Tape, TapeWriter};
 use serde_json::{Value, json};
 
 use crate::on_tape::{run, stdout};
@@ -136,6 +138,43 @@ fn where_the_device_tells_of_its_kernels_no_graph_is_expanded() {
     let json = info(&tape);
     assert!(json["kernels"].as_array().expect("kernels").iter().all(|row| row["graph_launches"] == 0), "{json}");
     assert_eq!(folded(&tape, &[]), ["capture (/srv/model.py:10);gemm 1", "replay (/srv/model.py:30);cuGraphLaunch 5"]);
+}
+
+#[test]
+fn rollups_have_the_kernels_of_graphs_that_the_deleted_launches_had() {
+    for is_timed in [false, true] {
+        let (folder, tape) = tape(is_timed);
+        let directory = folder.path().join("recording");
+        std::fs::create_dir(&directory).expect("a folder");
+        // Two segments of the same, of which only a rollup of both is left.
+        let mut digest = Digest::default();
+        for _ in 0..2 {
+            digest.add_tape(&Tape::open(&tape).expect("a tape")).expect("it can be read");
+        }
+        let name = Name { recording: "r".to_owned(), begin_s: 0, segments: (1, 2) };
+        let mut rollup = TapeWriter::create(&directory.join(name.rollup()), &Options::batch("test")).expect("a tape");
+        digest.write(&mut rollup).expect("rows");
+        rollup.finish().expect("a tape");
+        let (detail, rolled_up) = (info(&tape), info(&directory));
+        let kernels = |json: &Value, times: u64| {
+            let rows = json["kernels"].as_array().expect("kernels").iter();
+            let figures = |row: &Value, key| times * row[key].as_u64().expect("a number");
+            let keys = ["calls", "launches", "graph_launches", "total_ns"];
+            rows.map(|row| (row["name"].clone(), keys.map(|key| figures(row, key)))).collect::<Vec<_>>()
+        };
+        assert_eq!(kernels(&rolled_up, 1), kernels(&detail, 2));
+        for key in ["launches", "kernels", "not_whole"] {
+            let of = |json: &Value| json["host"]["graphs"][key].as_u64();
+            assert_eq!(of(&rolled_up), of(&detail).map(|count| 2 * count), "{key}");
+        }
+        for stacks in ["launched", "captured"] {
+            let doubled = folded(&tape, &["--graph-stacks", stacks]).into_iter().map(|line| {
+                let (stack, count) = line.rsplit_once(' ').expect("a count");
+                format!("{stack} {}", 2 * count.parse::<u64>().expect("a number"))
+            });
+            assert_eq!(folded(&directory, &["--graph-stacks", stacks]), doubled.collect::<Vec<_>>());
+        }
+    }
 }
 
 #[test]

@@ -5,8 +5,10 @@ use std::path::{Path, PathBuf};
 
 use ktape_fixtures::decode_loop::{DecodeLoop, decode_loop};
 use ktape_format::definition::{Frame, KernelName, Shape, Stack};
-use ktape_format::event::{Kernel, Launch, Loss, Mark, Sync, Tally};
+use ktape_format::event::{Kernel, Launch, Loss, Mark, OffCpu, Sync, Tally};
 use ktape_format::header::ClockKind;
+use ktape_format::recording::Name;
+use ktape_format::rollup::Digest;
 use ktape_format::{Contents, Options, Row, Sink, Table, Tape, TapeWriter, Wanted};
 use serde_json::Value;
 
@@ -536,6 +538,49 @@ fn a_row_that_is_missing_from_a_recording_is_noticed() {
     assert!(text(&["verify", name]).contains("not complete: 1 are missing"));
     let said = text(&["info", name]);
     assert!(said.lines().next().unwrap().contains("not complete: 1 calls are missing"), "{said}");
+}
+
+#[test]
+fn a_stretch_off_the_processor_that_is_missing_is_noticed_where_it_ended() {
+    let folder = Folder::new();
+    for without in [None, Some(1)] {
+        let path = folder.path(&format!("off {without:?}.ktape"));
+        let mut writer = TapeWriter::create(&path, &Options::batch("test")).unwrap();
+        for interval in 10..12 {
+            let begin_ns = (interval * INTERVAL_NS) as i64;
+            // It left long before, and came back in this interval.
+            for duration_ns in [7 * INTERVAL_NS, 3, 1].into_iter().skip(usize::from(without == Some(interval - 10))) {
+                let start_ns = begin_ns + 5 - duration_ns as i64;
+                writer.event(OffCpu { start_ns, duration_ns, ..OffCpu::default() }).unwrap();
+            }
+            for (cpu, kind, seen, written, lost) in [(0, OffCpu::KIND, 4, 3, 1), (0, 0, 0, 0, 0)] {
+                let duration_ns = INTERVAL_NS;
+                let row = Tally { start_ns: begin_ns, duration_ns, cpu, kind, seen, written, lost, left_out: 0 };
+                writer.event(row).unwrap();
+            }
+        }
+        writer.finish().unwrap();
+        let (report, code) = verify(&path);
+        let missing = u64::from(without.is_some());
+        assert_eq!(report["completeness"]["missing"], missing, "{report}");
+        assert_eq!(code, Some(missing as i32));
+        if without.is_some() {
+            let what = report["findings"][0]["what"].as_str().unwrap();
+            let expected = format!("off_cpu: 1 were written and are not there, from {} ns on", 11 * INTERVAL_NS);
+            assert_eq!(what, expected);
+        }
+        // A rollup of it says the same.
+        let directory = folder.path(&format!("recording {without:?}"));
+        fs::create_dir(&directory).unwrap();
+        let mut digest = Digest::default();
+        digest.add_tape(&Tape::open(&path).unwrap()).unwrap();
+        let name = Name { recording: "r".to_owned(), begin_s: 0, segments: (1, 1) };
+        let mut rollup = TapeWriter::create(&directory.join(name.rollup()), &Options::batch("test")).unwrap();
+        digest.write(&mut rollup).unwrap();
+        rollup.finish().unwrap();
+        let (report, code) = verify(&directory);
+        assert_eq!((&report["completeness"]["missing"], code), (&missing.into(), Some(missing as i32)), "{report}");
+    }
 }
 
 #[test]

@@ -318,7 +318,7 @@ impl Rig {
                 self.kernel.set_interpreter(self.target.pid(), 1, self.interpreter)?;
             }
         }
-        let refused = self.kernel.attach(&links, &self.library)?;
+        let refused = self.kernel.attach(&links, &self.library)?.refused;
         anyhow::ensure!(refused.is_empty(), "no probe at {}", refused.join(", "));
         Ok(None)
     }

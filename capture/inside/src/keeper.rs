@@ -1,9 +1,12 @@
 //! The library's own thread: asks for what the device did, and looks whether anybody still wants to know.
 //!
 //! It has all signals blocked, so that none of the program's handlers runs on it. When the process exits it is asked for what is
-//! left, and waited for, but not for long. When the recorder has gone it switches everything off, gives the memory back, and ends.
+//! left, and waited for, but not for long. When the recorder ends it is told what there is, and then everything is switched off: the
+//! process's page says `QUIET`, and the recorder can take the rest out of the rings in peace. Only when the recorder's lock is gone too, as it
+//! is at once where it died, their memory is given back.
 
 use std::ptr::null_mut;
+use std::sync::atomic::Ordering;
 use std::sync::{Condvar, Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -12,7 +15,7 @@ use ktape_ebpf::inside::state;
 
 use crate::cupti::Cupti;
 use crate::guest::{self, Guest};
-use crate::{files, rings, say};
+use crate::{files, rings, say, stack};
 
 /// The longest that a process that exits is kept waiting.
 const PATIENCE: Duration = Duration::from_secs(2);
@@ -60,36 +63,40 @@ fn keep(guest: &Guest, mut cupti: Option<Cupti>) {
     let mut last_round = Instant::now();
     loop {
         let is_exit = wait(period);
-        let is_gone = guest.control.ended.load(std::sync::atomic::Ordering::Relaxed) != 0
-            || files::is_recorder_gone(&guest.directory);
-        if is_gone {
-            return go_quiet(guest, cupti);
-        }
-        let is_round = is_exit || last_round.elapsed() >= ROUND;
-        if is_round {
-            last_round = Instant::now();
-        }
-        if let Some(cupti) = &mut cupti {
-            cupti.flush(is_exit);
+        let is_gone = files::is_recorder_gone(&guest.directory);
+        let is_last = is_exit || guest.control.ended.load(Ordering::Relaxed) != 0;
+        if !is_gone && guest::is_listening() {
+            let is_round = is_last || last_round.elapsed() >= ROUND;
             if is_round {
-                cupti.account();
+                last_round = Instant::now();
             }
+            tell(cupti.as_ref(), is_round, is_exit);
         }
-        rings::with_writer(0, 0, |writer| rings::tell_elsewhere(writer));
+        if (is_gone || is_last) && !is_exit && guest::go_quiet() {
+            if let Some(cupti) = cupti.take() {
+                cupti.end();
+            }
+            stack::stop();
+            say(guest.page, state::QUIET, 0, "the recorder is gone");
+        }
+        if is_gone {
+            return rings::give_back();
+        }
         if is_exit {
             return;
         }
     }
 }
 
-/// Nobody wants to know any more.
-fn go_quiet(guest: &Guest, cupti: Option<Cupti>) {
-    guest::go_quiet();
+/// Has all told that there is.
+fn tell(cupti: Option<&Cupti>, is_round: bool, is_exit: bool) {
     if let Some(cupti) = cupti {
-        cupti.end();
+        cupti.flush(is_exit);
+        if is_round {
+            cupti.account();
+        }
     }
-    rings::give_back();
-    say(guest.page, state::QUIET, 0, "the recorder is gone");
+    rings::with_writer(0, 0, |writer| rings::tell_elsewhere(writer));
 }
 
 /// Until it is time, or the process exits. True for the latter.

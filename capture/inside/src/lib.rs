@@ -23,8 +23,10 @@ mod environment;
 mod files;
 pub mod guest;
 mod keeper;
+pub mod memory;
 pub mod nvtx;
 pub mod rings;
+pub mod stack;
 
 use guest::Guest;
 
@@ -67,6 +69,7 @@ fn begin(directory: &Path) -> Result<(), String> {
     let page = files::process(directory, pid, clock::monotonic_ns())?;
     say(page, state::LOADED, 0, "");
     control.files.fetch_add(1, Ordering::Release);
+    calls::prepare(&functions);
     guest::mark_children();
     rings::prepare();
     let [calls, announce] = [control.calls != 0, control.announce != 0];

@@ -22,6 +22,7 @@ use std::sync::{Mutex, PoisonError};
 use ktape_ebpf::inside::ring::{HEADER_BYTES, Writer};
 use ktape_ebpf::wire::tally::{self, KINDS, SLOTS};
 
+use crate::calls::Caller;
 use crate::cupti::names::Names;
 use crate::files::{self, Mapping};
 use crate::guest::{self, Guest};
@@ -36,6 +37,8 @@ pub(crate) struct Ring {
     pub(crate) writer: Writer,
     /// The texts that records of this ring can refer to.
     pub(crate) names: Names,
+    /// What the thread's calls are told with, once it has called.
+    pub(crate) caller: Option<Box<Caller>>,
 }
 
 /// A thread's ring, and what others may know of it.
@@ -176,7 +179,7 @@ fn new_place(guest: &Guest) -> Option<*const Place> {
     let writer = unsafe {
         Writer::begin(mapping.address(), u64::from(guest.ring_bytes), (guest.pid, tid), guest.page.generation)
     };
-    let ring = UnsafeCell::new(Ring { writer, names: Names::default() });
+    let ring = UnsafeCell::new(Ring { writer, names: Names::default(), caller: None });
     let place = Box::into_raw(Box::new(Place { is_busy: AtomicBool::new(false), mapping, ring })).cast_const();
     // Without a destructor it stays until the process ends, and so does its file.
     if let Some(key) = KEY.load(Ordering::Acquire).checked_sub(1) {
@@ -238,5 +241,114 @@ pub(crate) fn give_back() {
                 place.mapping.give_back();
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+    use std::sync::atomic::AtomicUsize;
+
+    use ktape_ebpf::inside::ring::Reader;
+    use ktape_ebpf::inside::{Control, RING_SUFFIX};
+
+    use super::*;
+
+    /// The table that events here are of.
+    const TABLE: u32 = 1;
+    static INTERRUPTED: AtomicUsize = AtomicUsize::new(0);
+
+    extern "C" fn handler(_: i32) {
+        let put = with_writer(TABLE, 0, |writer| {
+            writer.seen(TABLE, 0);
+            assert!(writer.put(&[9; 24], &[]));
+        });
+        INTERRUPTED.fetch_add(usize::from(put.is_none()), Ordering::Relaxed);
+    }
+
+    fn begin(directory: &Path) {
+        std::fs::write(directory.join("control"), [0; 4096]).unwrap();
+        // SAFETY: a page of zeros is one.
+        let control: &'static mut Control = unsafe { &mut *Box::leak(Box::new([0_u64; 512])).as_mut_ptr().cast() };
+        control.ring_bytes = 1 << 24;
+        let page = files::process(directory, std::process::id(), 7).unwrap();
+        let (directory, pid) = (directory.to_owned(), std::process::id());
+        let ring_bytes = control.ring_bytes;
+        prepare();
+        guest::begin(Guest {
+            directory,
+            control,
+            page,
+            functions: Vec::new(),
+            calls: true,
+            announce: false,
+            ring_bytes,
+            pid,
+        });
+    }
+
+    /// All records of all rings, and what was counted.
+    fn read(directory: &Path) -> (Vec<Vec<u8>>, u64, u64) {
+        let (mut records, mut seen, mut lost) = (Vec::new(), 0, 0);
+        for entry in std::fs::read_dir(directory).unwrap() {
+            let path = entry.unwrap().path();
+            if path.to_str().unwrap().ends_with(RING_SUFFIX) {
+                // Aligned as a mapping is.
+                let bytes = std::fs::read(&path).unwrap();
+                let mut aligned = vec![0_u128; bytes.len() / 16];
+                // SAFETY: of the same length.
+                unsafe { aligned.as_mut_ptr().cast::<u8>().copy_from_nonoverlapping(bytes.as_ptr(), bytes.len()) };
+                // SAFETY: lives as long as the reader.
+                let mut reader = unsafe { Reader::new(aligned.as_ptr().cast(), bytes.len()) }.unwrap();
+                let mut record = Vec::new();
+                while reader.next(&mut record).unwrap() {
+                    records.push(std::mem::take(&mut record));
+                }
+                seen += reader.slot(0).seen[TABLE as usize];
+                lost += reader.slot(0).lost[TABLE as usize];
+            }
+        }
+        (records, seen, lost)
+    }
+
+    /// One test, as a process has one recorder.
+    #[test]
+    fn a_handler_that_comes_in_between_is_counted_and_breaks_nothing() {
+        let folder = tempfile::tempdir().unwrap();
+        begin(folder.path());
+        // SAFETY: the handler does what it may: after the first time here, this thread has its ring.
+        unsafe {
+            handler(0);
+            libc::signal(libc::SIGUSR2, handler as *const () as usize);
+        }
+        // SAFETY: no pointers.
+        let thread = unsafe { libc::pthread_self() };
+        let is_done = AtomicBool::new(false);
+        let mut put = 0;
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                while !is_done.load(Ordering::Relaxed) {
+                    // SAFETY: the thread waits for this one.
+                    assert_eq!(unsafe { libc::pthread_kill(thread, libc::SIGUSR2) }, 0);
+                    std::thread::yield_now();
+                }
+            });
+            while INTERRUPTED.load(Ordering::Relaxed) < 100 && put < 200_000 {
+                with_writer(TABLE, 0, |writer| {
+                    writer.seen(TABLE, 0);
+                    assert!(writer.put(&[1; 16], &[2; 8]));
+                    put += 1;
+                });
+            }
+            is_done.store(true, Ordering::Relaxed);
+        });
+        with_writer(0, 0, |writer| tell_elsewhere(writer));
+        let (records, seen, lost) = read(folder.path());
+        let interrupted = INTERRUPTED.load(Ordering::Relaxed);
+        assert!(interrupted > 0, "{put}");
+        assert_eq!(lost as usize, interrupted);
+        assert_eq!(records.len(), seen as usize - interrupted);
+        assert_eq!(records.iter().filter(|record| record[0] == 1).count(), put);
+        assert!(records.iter().all(|record| *record == [9; 24] || *record == [[1; 16].as_slice(), &[2; 8]].concat()));
     }
 }

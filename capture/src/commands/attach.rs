@@ -4,6 +4,7 @@ use anyhow::Result;
 
 use super::Outcome;
 use super::recording::{self, Recording};
+use crate::privileges;
 use crate::record::session::{Options, Session};
 use crate::target::libraries;
 use crate::target::process::{self, Process};
@@ -29,6 +30,7 @@ Exit codes: 0 done, 1 something failed, 2 the command line is wrong, 3 done, but
 4 nothing was seen, although a process had the driver mapped and ran.";
 
 pub(super) fn run(args: &Args) -> Result<Outcome> {
+    privileges::demand()?;
     let name = Process::of(args.pids[0])?.name;
     // Nothing is begun if one of them can't be recorded.
     for &pid in &args.pids {
@@ -47,19 +49,21 @@ pub(super) fn run(args: &Args) -> Result<Outcome> {
         native: args.recording.native,
         buffer_bytes: args.recording.buffer << 20,
         cpu_hz: args.recording.cpu_hz,
+        gpu_hz: args.recording.gpu_counters,
         max_overhead: args.recording.max_overhead,
         off_cpu: args.recording.off_cpu,
         node: None,
+        inside: None,
     })?;
     if is_segmented {
-        recording::rotate_on_hangup(&session)?;
+        recording::rotate_on_hangup(session.rotation())?;
     }
     for &pid in &args.pids {
         session.add_process(pid)?;
     }
     recording::announce(&args.recording, &name, &output);
-    session.run(&stop, recording::show_progress(args.recording.quiet))?;
-    let summary = session.end()?;
+    let ran = session.run(&stop, recording::show_progress(args.recording.quiet));
+    let summary = recording::end(session, ran)?;
     recording::report(&summary, &args.recording)?;
     recording::outcome(&summary)
 }

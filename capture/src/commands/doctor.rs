@@ -71,6 +71,12 @@ fn print_surroundings(out: &mut impl Write, found: &Surroundings) -> io::Result<
     for library in &found.libraries {
         table.add_row(["library".to_owned(), printable(&library.path.to_string_lossy())]);
     }
+    for cupti in &found.cupti {
+        table.add_row(["CUPTI".to_owned(), printable(&cupti.to_string_lossy())]);
+    }
+    let inside = found.inside.as_ref().map(|path| path.to_string_lossy().into_owned());
+    let inside = inside.or_else(|| found.no_inside.as_ref().map(|why| format!("none: {why}"))).unwrap_or_default();
+    table.add_row(["library inside".to_owned(), printable(&inside)]);
     for process in &found.processes {
         table.add_row(["process".to_owned(), format!("{} {}", process.pid, printable(&process.name))]);
     }
@@ -81,8 +87,8 @@ fn print_surroundings(out: &mut impl Write, found: &Surroundings) -> io::Result<
         let path = printable(&python.path.to_string_lossy());
         table.add_row(["interpreter".to_owned(), format!("{name} {major}.{minor}.{micro} {path}{stacks}")]);
     }
-    if table.is_empty() {
-        return writeln!(out, "no CUDA library, no process that uses one, no Python on PATH\n");
+    if found.libraries.is_empty() && found.processes.is_empty() && found.interpreters.is_empty() {
+        writeln!(out, "no CUDA library, no process that uses one, no Python on PATH")?;
     }
     writeln!(out, "{}\n", table.trim_fmt())
 }

@@ -7,6 +7,7 @@ use anyhow::Result;
 use clap::{Parser, Subcommand};
 
 mod attach;
+mod collector;
 mod doctor;
 mod node;
 mod print;

@@ -12,12 +12,13 @@ use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 
 use super::Outcome;
 use super::segments::{Segments, is_directory};
+use crate::collect::nvml;
 use crate::kernel::sampler::MOST_HZ;
 use crate::record::blind_spots::Kind;
 use crate::record::cost::Spending;
 use crate::record::segments;
 use crate::record::session::{Progress, Session};
-use crate::record::summary::Summary;
+use crate::record::summary::{GpuValues, Summary};
 
 /// How much may wait between the probes and the recorder, unless something else is said.
 pub(super) const BUFFER_MIB: u32 = 32;
@@ -43,6 +44,11 @@ pub(super) struct Recording {
     /// perfetto` draws it
     #[arg(long)]
     pub(super) off_cpu: bool,
+    /// Also ask the machine's GPUs so many times a second for their utilisation, memory, power, clocks, temperature and traffic
+    /// (NVML), and record the values as counters: 10 if no number is given
+    #[arg(long, value_name = "HZ", num_args = 0..=1, require_equals = true, default_missing_value = "10")]
+    #[arg(value_parser = clap::value_parser!(u32).range(1..=i64::from(nvml::MOST_HZ)))]
+    pub(super) gpu_counters: Option<u32>,
     /// Also record the native frames of every stack: from what the innermost Python function called, through C and C++ libraries, to
     /// the driver. They are found by frame pointers; at code that was compiled without them (GCC's -fno-omit-frame-pointer
     /// keeps them) the stack ends, and says so. `analyze` names the functions
@@ -89,6 +95,24 @@ impl Recording {
 }
 
 impl Recording {
+    /// How long the ring of a thread is, where a library inside of the process collects: as there are many threads, a part of what
+    /// may wait in all.
+    pub(super) fn ring_bytes(&self) -> u32 {
+        const THREADS: u32 = 8;
+        ((self.buffer << 20) / THREADS).clamp(1 << 16, 1 << 27)
+    }
+
+    /// The option that is set and cannot be without eBPF probes.
+    pub(super) fn needs_probes(&self) -> Option<&'static str> {
+        let options = [
+            (self.native, "--native"),
+            (self.cpu_hz.is_some(), "--cpu-hz"),
+            (self.off_cpu, "--off-cpu"),
+            (self.max_overhead.is_some(), "--max-overhead"),
+        ];
+        options.into_iter().find_map(|(is_set, option)| is_set.then_some(option))
+    }
+
     /// Which segments, if the output is a directory.
     pub(super) fn segments(&self, output: &Path) -> Option<segments::Options> {
         is_directory(output).then(|| self.segments.options(output))
@@ -96,8 +120,8 @@ impl Recording {
 }
 
 /// Has SIGHUP end the segment that is written.
-pub(super) fn rotate_on_hangup(session: &Session) -> io::Result<()> {
-    signal_hook::flag::register(SIGHUP, session.rotation()).map(|_| ())
+pub(super) fn rotate_on_hangup(rotation: Arc<AtomicBool>) -> io::Result<()> {
+    signal_hook::flag::register(SIGHUP, rotation).map(|_| ())
 }
 
 /// A flag that SIGINT and SIGTERM set. The second of them ends the program at once: whatever is on the tape stays readable.
@@ -141,6 +165,12 @@ pub(super) fn show_progress(quiet: bool) -> impl FnMut(Progress) {
     }
 }
 
+/// Ends a recording, and first of all one that could not go on: what it has is closed then, and the error is how it ended.
+pub(super) fn end(session: Session, ran: Result<()>) -> Result<Summary> {
+    let ended = session.end();
+    ran.and(ended)
+}
+
 /// How a recording ended whose report was given.
 pub(super) fn outcome(summary: &Summary) -> Result<Outcome> {
     match &summary.failure {
@@ -154,6 +184,15 @@ pub(super) fn outcome(summary: &Summary) -> Result<Outcome> {
 /// Says what was recorded.
 pub(super) fn report(summary: &Summary, recording: &Recording) -> Result<()> {
     report_as(summary, recording.json, recording.quiet)
+}
+
+/// Writes each in a line of its own, and how many more there were.
+fn list(out: &mut impl io::Write, shown: &[impl std::fmt::Display], further: u64) -> io::Result<()> {
+    shown.iter().try_for_each(|one| writeln!(out, "  {one}"))?;
+    match further {
+        0 => Ok(()),
+        further => writeln!(out, "  and {further} more"),
+    }
 }
 
 /// Says what was recorded: to a program, to a person, or to nobody.
@@ -180,7 +219,7 @@ pub(super) fn report_as(summary: &Summary, json: bool, quiet: bool) -> Result<()
         summary.duration_ns as f64 / 1e9,
         summary.processes,
         summary.probes,
-        summary.libraries.len(),
+        summary.libraries.len() as u64 + summary.further_libraries,
     )?;
     writeln!(out, "calls: {seen} seen, {written} written, {lost} lost")?;
     let Spending { recorder_cpu_ns, probes_ns, hits, busiest_thread_share } = summary.spending;
@@ -194,9 +233,7 @@ pub(super) fn report_as(summary: &Summary, json: bool, quiet: bool) -> Result<()
         probes_ns as f64 / 1e3 / hits.max(1) as f64,
         100.0 * busiest_thread_share,
     )?;
-    for change in &summary.fidelity_changes {
-        writeln!(out, "  {change}")?;
-    }
+    list(&mut out, &summary.fidelity_changes, summary.further_fidelity_changes)?;
     if !summary.out_of_scope.is_empty() {
         let groups: Vec<String> = summary
             .out_of_scope
@@ -234,6 +271,24 @@ pub(super) fn report_as(summary: &Summary, json: bool, quiet: bool) -> Result<()
             }
         }
     }
+    if let Some(GpuValues { gpus, written, lost }) = summary.gpu_counters {
+        writeln!(out, "GPU counters: {written} values of {gpus} GPUs written, {lost} lost")?;
+    }
+    if let Some(inside) = &summary.inside {
+        let counts = &inside.counts;
+        writeln!(
+            out,
+            "device: {} kernels, {} copies, {} memsets of {} processes with CUPTI; {} lost",
+            counts.kernels,
+            counts.copies,
+            counts.sets,
+            inside.states.get("recording").copied().unwrap_or(0),
+            inside.lost + counts.missing,
+        )?;
+        if counts.refused_launches > 0 {
+            writeln!(out, "  {} launches were refused, and have no kernel", counts.refused_launches)?;
+        }
+    }
     if let Some(off_cpu) = &summary.off_cpu {
         writeln!(
             out,
@@ -269,9 +324,8 @@ pub(super) fn report_as(summary: &Summary, json: bool, quiet: bool) -> Result<()
     }
     if summary.is_blind() {
         writeln!(out, "nothing was seen: {} probes were set, in", summary.probes)?;
-        for library in &summary.libraries {
-            writeln!(out, "  {}", library.display())?;
-        }
+        let paths: Vec<_> = summary.libraries.iter().map(|library| library.display()).collect();
+        list(&mut out, &paths, summary.further_libraries)?;
     }
     for trouble in &summary.troubles {
         writeln!(out, "  {trouble}")?;

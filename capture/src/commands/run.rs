@@ -1,16 +1,22 @@
 //! `capture run`: records a command from its first instruction on.
 
 use std::ffi::OsString;
+use std::io::{self, Write as _};
 use std::os::unix::process::{CommandExt as _, ExitStatusExt as _};
 use std::path::Path;
-use std::process::{Command, ExitStatus};
+use std::process::{Child, Command, ExitStatus};
+use std::sync::atomic::AtomicBool;
 
 use anyhow::{Context as _, Result};
 use rustix::process::{Resource, Rlimit};
 
 use super::Outcome;
+use super::collector::{Chosen, Collection};
 use super::recording::{self, Recording};
-use crate::record::session::{Options, Session};
+use crate::record::alone::Alone;
+use crate::record::inside;
+use crate::record::session::{Options, Progress, Session};
+use crate::record::summary::Summary;
 use crate::target::loader;
 
 /// What `capture run` is asked.
@@ -19,6 +25,8 @@ use crate::target::loader;
 pub(super) struct Args {
     #[command(flatten)]
     recording: Recording,
+    #[command(flatten)]
+    collection: Collection,
     /// The command, with its arguments
     #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true)]
     command: Vec<OsString>,
@@ -30,6 +38,8 @@ Examples:
   capture run -o serve.ktape -- python serve.py   onto this tape
   capture run --native -- python serve.py         stacks go on below Python, through C and C++
   capture run --cpu-hz 99 -- python serve.py      and where the host's time goes between calls
+  capture run --device-time cupti -- python serve.py
+                                                  and when the GPU did what
   analyze info serve.ktape                        what is on it
 
 The exit code is the command's; where that is 0 and calls were lost, 3; and 4 where nothing was seen,
@@ -43,8 +53,14 @@ pub(super) fn run(args: &Args) -> Result<Outcome> {
     let output = args.recording.output(&program.to_string_lossy(), std::process::id());
     let stop = recording::stop_on_signals()?;
     let segments = args.recording.segments(&output);
-    let is_segmented = segments.is_some();
-    let mut session = Session::begin(Options {
+    let (chosen, why) = args.collection.choose(&args.recording, &file)?;
+    if !args.recording.quiet {
+        // A closed stderr leaves nobody to tell.
+        let _ = writeln!(io::stderr(), "collector: {why}");
+    }
+    let mut command = Command::new(program);
+    command.args(&args.command[1..]);
+    let mut options = Options {
         output,
         segments,
         follow: true,
@@ -52,31 +68,20 @@ pub(super) fn run(args: &Args) -> Result<Outcome> {
         native: args.recording.native,
         buffer_bytes: args.recording.buffer << 20,
         cpu_hz: args.recording.cpu_hz,
+        gpu_hz: args.recording.gpu_counters,
         max_overhead: args.recording.max_overhead,
         off_cpu: args.recording.off_cpu,
         node: None,
-    })?;
-    if is_segmented {
-        recording::rotate_on_hangup(&session)?;
-    }
-    // What is not among these is found when it is mapped; its first calls may then be missing.
-    for library in loader::candidates(&file, |name| std::env::var_os(name)) {
-        session.add_library(&library);
-    }
-    // Each recorded process takes a descriptor; the command keeps the limit that it would have had.
-    let limit = rustix::process::getrlimit(Resource::Nofile);
-    let _ = rustix::process::setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit });
-    session.before_spawn()?;
-    let mut command = Command::new(program);
-    command.args(&args.command[1..]);
-    // SAFETY: a system call, which is all that is allowed between fork and exec.
-    unsafe { command.pre_exec(move || Ok(rustix::process::setrlimit(Resource::Nofile, limit)?)) };
-    let child = command.spawn();
-    session.spawned();
-    let mut child = child.with_context(|| format!("cannot run {}", program.to_string_lossy()))?;
-    session.expect(child.id())?;
-    session.run(&stop, recording::show_progress(args.recording.quiet))?;
-    let summary = session.end()?;
+        inside: None,
+    };
+    let progress = recording::show_progress(args.recording.quiet);
+    let (summary, mut child) = match chosen {
+        Chosen::Outside(inside) => {
+            options.inside = inside;
+            from_outside(options, &file, command, &stop, progress)?
+        }
+        Chosen::Inside(inside, library) => from_inside(options, (&inside, &library), command, &stop, progress)?,
+    };
     recording::report(&summary, &args.recording)?;
     // Where the recording was stopped, the command goes on as if it had not been there.
     let status = child.try_wait()?;
@@ -84,6 +89,67 @@ pub(super) fn run(args: &Args) -> Result<Outcome> {
         Some(code) if code != 0 => Outcome::Command(code),
         _ => recording::outcome(&summary)?,
     })
+}
+
+/// Records a command by probes.
+fn from_outside(
+    options: Options,
+    file: &Path,
+    mut command: Command,
+    stop: &AtomicBool,
+    progress: impl FnMut(Progress),
+) -> Result<(Summary, Child)> {
+    let is_segmented = options.segments.is_some();
+    let mut session = Session::begin(options)?;
+    if is_segmented {
+        recording::rotate_on_hangup(session.rotation())?;
+    }
+    // What is not among these is found when it is mapped; its first calls may then be missing.
+    for library in loader::candidates(file, |name| std::env::var_os(name)) {
+        session.add_candidate(&library);
+    }
+    command.envs(session.variables());
+    keep_limits(&mut command);
+    session.before_spawn()?;
+    let child = spawn(command);
+    session.spawned();
+    let child = child?;
+    session.expect(child.id())?;
+    let ran = session.run(stop, progress);
+    Ok((recording::end(session, ran)?, child))
+}
+
+/// Records a command by what a library in it tells.
+fn from_inside(
+    options: Options,
+    (inside, library): (&inside::Options, &Path),
+    mut command: Command,
+    stop: &AtomicBool,
+    progress: impl FnMut(Progress),
+) -> Result<(Summary, Child)> {
+    let is_segmented = options.segments.is_some();
+    let mut session = Alone::begin(options, inside, library)?;
+    if is_segmented {
+        recording::rotate_on_hangup(session.rotation())?;
+    }
+    session.prepare(&mut command);
+    keep_limits(&mut command);
+    let mut child = spawn(command)?;
+    session.run(&mut child, stop, progress)?;
+    Ok((session.end(&child)?, child))
+}
+
+fn spawn(mut command: Command) -> Result<Child> {
+    let program = command.get_program().to_owned();
+    command.spawn().with_context(|| format!("cannot run {}", program.to_string_lossy()))
+}
+
+/// Each recorded process takes a descriptor; the command keeps the limit that it would have had.
+fn keep_limits(command: &mut Command) {
+    let limit = rustix::process::getrlimit(Resource::Nofile);
+    let _ = rustix::process::setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit });
+    // SAFETY: a system call, which is all that is allowed between fork and exec.
+    unsafe { command.pre_exec(move || Ok(rustix::process::setrlimit(Resource::Nofile, limit)?)) };
 }
 
 /// A command's exit code as a shell has it.

@@ -14,6 +14,7 @@ use rustix::system::uname;
 use rustix::thread::{CapabilitySet, capabilities};
 
 use super::{Check, Need};
+use crate::privileges;
 use crate::probes::{Kernel, trial};
 use crate::target::process;
 
@@ -32,7 +33,7 @@ pub(super) fn try_all() -> Tried {
     let may_probe = probe.is_ok();
     let mut checks = vec![
         about(),
-        privileges(),
+        held(),
         check(
             "bpf system call",
             Need::Recording,
@@ -97,8 +98,8 @@ fn about() -> Check {
     }
 }
 
-/// What this process may, for the reader: whether it is enough, the trials tell.
-fn privileges() -> Check {
+/// What this process may, for the reader, and whether the recorder takes it for enough.
+fn held() -> Check {
     let held = capabilities(None).map_or(CapabilitySet::empty(), |sets| sets.effective);
     let named = [
         ("CAP_SYS_ADMIN", CapabilitySet::SYS_ADMIN),
@@ -115,7 +116,7 @@ fn privileges() -> Check {
         setting("/proc/sys/kernel/unprivileged_bpf_disabled"),
         setting("/proc/sys/kernel/perf_event_paranoid"),
     );
-    let enough = held.contains(CapabilitySet::SYS_ADMIN) || held.contains(CapabilitySet::BPF | CapabilitySet::PERFMON);
+    let enough = privileges::demand().is_ok();
     Check { what: "privileges", need: Need::Recording, works: Some(enough), seen, fix: (!enough).then_some(AS_ROOT) }
 }
 

@@ -8,6 +8,7 @@ use serde::Serialize;
 
 use ktape_ebpf::python::LAYOUTS;
 
+use crate::record::inside;
 use crate::target::libraries::{Kind, kind_of};
 use crate::target::{loader, maps, process};
 
@@ -23,6 +24,12 @@ pub(super) fn supported() -> impl Iterator<Item = (u32, u32)> {
 pub struct Surroundings {
     /// Copies that a Python started here would load.
     pub libraries: Vec<Found>,
+    /// Copies of CUPTI that it would load, for `--device-time cupti`.
+    pub cupti: Vec<PathBuf>,
+    /// The library that is loaded into processes for that; null where there is none of this version.
+    pub inside: Option<PathBuf>,
+    /// Why there is none.
+    pub no_inside: Option<String>,
     /// Running processes that have one mapped, as far as can be seen.
     pub processes: Vec<User>,
     /// The interpreters on `PATH`.
@@ -78,9 +85,13 @@ impl Surroundings {
     pub(super) fn new(folder: &Path) -> Surroundings {
         let interpreters = interpreters();
         let program = interpreters.first().map_or(Path::new("python3"), |python| &python.path);
+        let inside = inside::find_library().map_err(|error| format!("{error:#}"));
         let libraries = loader::candidates(program, |name| std::env::var_os(name)).into_iter();
         Surroundings {
             libraries: libraries.map(|library| Found { kind: library.kind, path: library.path }).collect(),
+            cupti: loader::cupti(program, |name| std::env::var_os(name)),
+            no_inside: inside.as_ref().err().cloned(),
+            inside: inside.ok(),
             processes: users(),
             interpreters,
             space: Space {

@@ -38,6 +38,8 @@ pub enum Program {
     Libraries,
     /// The end of a code object of Python's.
     CodeFreed,
+    /// The word of a library inside a process which number a call has in CUPTI.
+    Correlated,
     /// Nothing, for [`Kernel::load_with_empty`](super::programs::Kernel::load_with_empty).
     Empty,
 }
@@ -52,6 +54,7 @@ pub(super) const RECORDING: &[Named] = &[
     (Program::Enter, "enter"),
     (Program::Libraries, "libraries"),
     (Program::CodeFreed, "code_freed"),
+    (Program::Correlated, "correlated"),
 ];
 
 /// The same, and what their cost is compared with.
@@ -63,16 +66,23 @@ pub(super) struct Links {
     programs: &'static [Named],
     multi: Option<Multi>,
     /// Links of many probes each.
-    files: Vec<(Program, OwnedFd)>,
+    files: Vec<(Group, Program, OwnedFd)>,
     /// Links of one probe each, where the kernel has no others.
-    single: Vec<(Named, UProbeLinkId)>,
+    single: Vec<(Group, Named, UProbeLinkId)>,
+    last: u64,
 }
 
-/// The probes that were set up to some time: see [`Links::mark`].
-#[derive(Clone, Copy)]
-pub(super) struct Mark {
-    files: usize,
-    single: usize,
+/// Probes that were set together, and are taken away together.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Group(u64);
+
+/// What came of setting probes.
+#[derive(Debug)]
+pub struct Attached {
+    /// Those that are set.
+    pub group: Group,
+    /// Those that the kernel refused.
+    pub refused: Vec<String>,
 }
 
 impl Links {
@@ -89,17 +99,19 @@ impl Links {
                 uprobe(ebpf, name)?.load()?;
             }
         }
-        Ok(Links { programs, multi, files: Vec::new(), single: Vec::new() })
+        Ok(Links { programs, multi, files: Vec::new(), single: Vec::new(), last: 0 })
     }
 
-    /// Sets probes. One that the kernel refuses does not keep the others from being set; returns those.
+    /// Sets probes. One that the kernel refuses does not keep the others from being set.
     pub(super) fn attach(
         &mut self,
         ebpf: &mut Ebpf,
         links: &[Link<'_>],
         library: &Path,
-    ) -> Result<Vec<String>, KernelError> {
+    ) -> Result<Attached, KernelError> {
         let mut refused = Vec::new();
+        self.last += 1;
+        let group = Group(self.last);
         for &(which, name) in self.programs {
             let links: Vec<Link<'_>> = links.iter().filter(|link| link.program == which).copied().collect();
             if links.is_empty() {
@@ -107,12 +119,12 @@ impl Links {
             }
             if let Some(multi) = &self.multi {
                 if let Ok(file) = multi.attach(which, &links, library) {
-                    self.files.push((which, file));
+                    self.files.push((group, which, file));
                     continue;
                 }
                 for link in links {
                     match multi.attach(which, &[link], library) {
-                        Ok(file) => self.files.push((which, file)),
+                        Ok(file) => self.files.push((group, which, file)),
                         Err(error) => refused.push(format!("{}: {error}", link.symbol)),
                     }
                 }
@@ -123,35 +135,33 @@ impl Links {
                 let location = UProbeAttachLocation::AbsoluteOffset(link.file_offset);
                 let point = UProbeAttachPoint { location, cookie: Some(link.cookie) };
                 match program.attach(point, library, UProbeScope::AllProcesses) {
-                    Ok(id) => self.single.push(((which, name), id)),
+                    Ok(id) => self.single.push((group, (which, name), id)),
                     Err(error) => refused.push(format!("{}: {error}", link.symbol)),
                 }
             }
         }
-        Ok(refused)
+        Ok(Attached { group, refused })
     }
 
-    /// What is set now, for [`Links::detach_since`].
-    pub(super) fn mark(&self) -> Mark {
-        Mark { files: self.files.len(), single: self.single.len() }
-    }
-
-    /// Takes away what was set since.
-    pub(super) fn detach_since(&mut self, mark: Mark, ebpf: &mut Ebpf) -> Result<(), KernelError> {
-        self.files.truncate(mark.files);
-        self.single.drain(mark.single..).try_for_each(|(program, link)| detach(ebpf, program, link))
+    /// Takes away what was set together.
+    pub(super) fn detach_group(&mut self, group: Group, ebpf: &mut Ebpf) -> Result<(), KernelError> {
+        self.detach_if(ebpf, |of, _| of == group)
     }
 
     /// Takes away all probes with this program.
     pub(super) fn detach_program(&mut self, program: Program, ebpf: &mut Ebpf) -> Result<(), KernelError> {
-        self.files.retain(|(which, _)| *which != program);
-        let is_of_it = |((which, _), _): &mut (Named, UProbeLinkId)| *which == program;
-        self.single.extract_if(.., is_of_it).try_for_each(|(program, link)| detach(ebpf, program, link))
+        self.detach_if(ebpf, |_, which| which == program)
     }
 
     /// Takes all away.
     pub(super) fn detach(&mut self, ebpf: &mut Ebpf) -> Result<(), KernelError> {
-        self.detach_since(Mark { files: 0, single: 0 }, ebpf)
+        self.detach_if(ebpf, |_, _| true)
+    }
+
+    fn detach_if(&mut self, ebpf: &mut Ebpf, goes: impl Fn(Group, Program) -> bool) -> Result<(), KernelError> {
+        self.files.retain(|(group, which, _)| !goes(*group, *which));
+        let goes = |(group, (which, _), _): &mut (Group, Named, UProbeLinkId)| goes(*group, *which);
+        self.single.extract_if(.., goes).try_for_each(|(_, program, link)| detach(ebpf, program, link))
     }
 }
 

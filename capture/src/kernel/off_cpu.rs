@@ -86,6 +86,15 @@ impl OffCpuWatch {
         Ok(off.collect::<Result<_, _>>()?)
     }
 
+    /// Forgets the threads of processes that are recorded no longer, which nobody sees come back.
+    pub(super) fn forget(&mut self, pids: &[u32]) -> Result<(), KernelError> {
+        for (tid, _) in self.off()?.into_iter().filter(|(_, off)| pids.contains(&off.pid)) {
+            // One that came back meanwhile is not there any more.
+            let _ = self.off.remove(&tid);
+        }
+        Ok(())
+    }
+
     /// What was counted on all processors together.
     pub(super) fn counters(&self) -> Result<OffCounters, KernelError> {
         let mut sum = OffCounters::default();

@@ -15,7 +15,7 @@ use ktape_ebpf::wire::{
 };
 
 use super::btf::{Btf, BtfError};
-use super::links::{Link, Links, Named, Program, RECORDING, WITH_EMPTY, map_fd};
+use super::links::{Attached, Group, Link, Links, Named, Program, RECORDING, WITH_EMPTY, map_fd};
 use super::node::Node;
 use super::off_cpu::{Layout, OffCpuWatch};
 use super::sampler::Sampler;
@@ -249,10 +249,14 @@ impl Kernel {
         self.node.as_mut()
     }
 
-    /// Sets probes in a library.
-    /// Returns those that the kernel refused; the others are set.
-    pub fn attach(&mut self, links: &[Link<'_>], library: &std::path::Path) -> Result<Vec<String>, KernelError> {
+    /// Sets probes in a library, except for those that the kernel refuses.
+    pub fn attach(&mut self, links: &[Link<'_>], library: &std::path::Path) -> Result<Attached, KernelError> {
         self.links.attach(&mut self.ebpf, links, library)
+    }
+
+    /// Takes probes away that were set together.
+    pub fn detach_group(&mut self, group: Group) -> Result<(), KernelError> {
+        self.links.detach_group(group, &mut self.ebpf)
     }
 
     /// Does something while these probes are set, which the kernel must not refuse, and takes them away again.
@@ -262,10 +266,9 @@ impl Kernel {
         library: &std::path::Path,
         action: impl FnOnce() -> T,
     ) -> Result<T, KernelError> {
-        let before = self.links.mark();
-        let refused = self.links.attach(&mut self.ebpf, links, library)?;
+        let Attached { group, refused } = self.links.attach(&mut self.ebpf, links, library)?;
         let result = action();
-        self.links.detach_since(before, &mut self.ebpf)?;
+        self.links.detach_group(group, &mut self.ebpf)?;
         match refused.into_iter().next() {
             Some(refused) => Err(KernelError::Trial(std::io::Error::other(refused))),
             None => Ok(result),
@@ -322,6 +325,11 @@ impl Kernel {
     /// The recorded threads that are off their processors, by number.
     pub fn off_cpu(&self) -> Result<Vec<(u32, Off)>, KernelError> {
         self.off_cpu.as_ref().map_or(Ok(Vec::new()), OffCpuWatch::off)
+    }
+
+    /// Forgets threads off their processors, of processes that are recorded no longer.
+    pub fn forget_off_cpu(&mut self, pids: &[u32]) -> Result<(), KernelError> {
+        self.off_cpu.as_mut().map_or(Ok(()), |off_cpu| off_cpu.forget(pids))
     }
 
     /// What was counted of threads that were off their processors.

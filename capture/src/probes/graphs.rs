@@ -79,6 +79,11 @@ impl Params {
 }
 
 impl GraphCall {
+    /// Whether it may change an executable graph that there is already, or end it so that its handle may be another's.
+    pub fn is_of_executable(self) -> bool {
+        matches!(self, GraphCall::SetInExec { .. } | GraphCall::SetEnabled | GraphCall::Update | GraphCall::ExecDestroy)
+    }
+
     /// What the eBPF program is to keep of a call, besides what it keeps of any.
     pub(super) fn plan(self, plan: Plan) -> Plan {
         let reads = |params: Params, at: Argument, plan: Plan| match params.bytes() {

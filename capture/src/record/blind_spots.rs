@@ -14,6 +14,7 @@ use serde::Serialize;
 
 use super::python::Python;
 use super::session::Session;
+use crate::collect::outside::Outside;
 use crate::probes::functions::Meaning;
 use crate::target::process;
 
@@ -50,6 +51,12 @@ pub enum Kind {
     LostReturns,
     /// Calls with arguments that could not be read.
     UnreadableArguments,
+    /// Work of the device without its time.
+    WithoutTime,
+    /// Work of the device without the call that had it done.
+    WithoutCall,
+    /// Launches without their kernel.
+    WithoutKernel,
 }
 
 /// What a recording cannot have seen.
@@ -85,6 +92,13 @@ impl Noted {
         let what = if is_known || self.counts.len() < MOST_NOTED { what } else { "of others of the sort".to_owned() };
         *self.counts.entry((kind, what)).or_default() += count;
     }
+
+    /// All that was noted.
+    pub(super) fn spots(&self) -> Vec<BlindSpot> {
+        let spot =
+            |((kind, what), &count): (&(Kind, String), &u64)| BlindSpot { kind: *kind, count, what: what.clone() };
+        self.counts.iter().map(spot).collect()
+    }
 }
 
 /// The driver in a process: since when, and what the process has run since.
@@ -104,6 +118,17 @@ impl Mapped {
         Some(Mapped { since, ran_before, looked, ran })
     }
 
+    /// Says of a process that was busy with the driver that nothing of it was seen.
+    pub(super) fn silence(&self, pid: u32, how: &str) -> Option<String> {
+        self.is_busy().then(|| {
+            format!(
+                "process {how}: {pid} had the driver mapped for {:.0} s and ran for {:.1} s of it",
+                self.looked.duration_since(self.since).as_secs_f64(),
+                self.ran.saturating_sub(self.ran_before).as_secs_f64(),
+            )
+        })
+    }
+
     fn is_busy(&self) -> bool {
         self.looked.duration_since(self.since) >= MAPPED && self.ran.saturating_sub(self.ran_before) >= BUSY
     }
@@ -115,14 +140,15 @@ impl Session {
         let Some(recorded) = self.processes.get(&pid) else { return };
         let calls = self.collector.calls(pid);
         if calls == 0
-            && let Some(mapped) = recorded.driver.filter(Mapped::is_busy)
+            && let Some(what) =
+                recorded.driver.and_then(|mapped| mapped.silence(pid, "without a call that the probes saw"))
         {
-            let what = format!(
-                "process without a call that the probes saw: {pid} had the driver mapped for {:.0} s and ran for {:.1} s of it",
-                mapped.looked.duration_since(mapped.since).as_secs_f64(),
-                mapped.ran.saturating_sub(mapped.ran_before).as_secs_f64(),
-            );
             self.noted.add(Kind::SilentProcess, what, 1);
+        }
+        if let Some(inside) = self.inside.as_ref().filter(|inside| calls > 0 && !inside.knows(pid)) {
+            let name = inside.library().file_name().unwrap_or_default().to_string_lossy();
+            let what = format!("calls of process {pid}, which has not loaded {name}: without times of the device");
+            self.noted.add(Kind::WithoutTime, what, calls);
         }
         if let Python::Refused = recorded.python {
             let what = format!("calls of process {pid}: {}", recorded.said_of_python);
@@ -133,8 +159,8 @@ impl Session {
     /// All that is known of by now, the worst first.
     pub(super) fn blind_spots(&self) -> Result<Vec<BlindSpot>> {
         let spot = |kind, count, what: &str| BlindSpot { kind, count, what: what.to_owned() };
-        let mut spots: Vec<BlindSpot> =
-            self.noted.counts.iter().map(|((kind, what), &count)| spot(*kind, count, what)).collect();
+        let mut spots = self.noted.spots();
+        spots.extend(of_collector(&self.collector));
         let counters = self.kernel.counters()?;
         let functions = || self.functions.iter().zip(&counters).zip(&self.hooked).filter(|(_, hooked)| **hooked);
         let launches = functions().filter(|((function, _), _)| function.meaning.is_launch());
@@ -147,7 +173,6 @@ impl Session {
         });
         let no_launch = if worked && launched == 0 { hooked } else { 0 };
         let sum = |of: fn(&ktape_ebpf::wire::Counters) -> u64| counters.iter().map(of).sum::<u64>();
-        let gaps = self.collector.gaps();
         spots.extend(
             [
                 spot(
@@ -156,31 +181,14 @@ impl Session {
                     "functions that launch have a probe and were never called, while others were",
                 ),
                 spot(
-                    Kind::OlderGraphs,
-                    gaps.launches_of_older_graphs,
-                    "launches of graphs that were made before the recording: of which kernels is not known",
-                ),
-                spot(Kind::UnnamedKernels, self.collector.unnamed_launches(), "launches of kernels without a name"),
-                spot(
-                    Kind::BeforeInterpreter,
-                    gaps.before_interpreter,
-                    "calls before the process's interpreter was found: without a stack",
-                ),
-                spot(
                     Kind::UnreadableStacks,
                     sum(|counters| counters.without_stack),
                     "calls whose Python stack could not be read",
                 ),
-                spot(Kind::UnknownStacks, gaps.unknown_stacks, "calls whose Python stack did not come through"),
                 spot(
                     Kind::LostReturns,
                     sum(|counters| counters.returns_lost),
                     "returns that the ring buffer had no room for",
-                ),
-                spot(
-                    Kind::UnreadableArguments,
-                    gaps.unreadable_arguments,
-                    "calls with arguments that could not be read",
                 ),
             ]
             .into_iter()
@@ -201,6 +209,51 @@ impl Session {
         }
         Ok(spots)
     }
+}
+
+/// What a collector knows of, however its records came.
+pub(super) fn of_collector(collector: &Outside) -> impl Iterator<Item = BlindSpot> {
+    let (gaps, device) = (collector.gaps(), collector.device());
+    [
+        (
+            Kind::OlderGraphs,
+            gaps.launches_of_older_graphs,
+            "launches of graphs that were made before the recording: of which kernels is not known",
+        ),
+        (Kind::UnnamedKernels, collector.unnamed_launches(), "launches of kernels without a name"),
+        (
+            Kind::BeforeInterpreter,
+            gaps.before_interpreter,
+            "calls before the process's interpreter was found: without a stack",
+        ),
+        (Kind::UnknownStacks, gaps.unknown_stacks, "calls whose Python stack did not come through"),
+        (Kind::UnreadableArguments, gaps.unreadable_arguments, "calls with arguments that could not be read"),
+        (Kind::WithoutTime, device.without_time, "kernels, copies and memsets that CUPTI has no time for"),
+        (
+            Kind::WithoutCall,
+            device.of_older_calls,
+            "kernels, copies and memsets of calls that are older than the recording",
+        ),
+        (
+            Kind::WithoutCall,
+            device.of_unknown_calls,
+            "kernels, copies and memsets whose call was lost, or is of a function that is not recorded",
+        ),
+        (
+            Kind::WithoutKernel,
+            device.launches_cut_off,
+            "launches whose process ended before CUPTI told of their kernel",
+        ),
+        (
+            Kind::WithoutKernel,
+            device.launches_without_kernel,
+            "launches that CUPTI did not tell a kernel of: it dropped that, it was lost, or the launch was refused",
+        ),
+        (Kind::WithoutTime, device.copies_without_time, "copies and memsets that CUPTI did not tell of"),
+    ]
+    .into_iter()
+    .filter(|(_, count, _)| *count > 0)
+    .map(|(kind, count, what)| BlindSpot { kind, count, what: what.to_owned() })
 }
 
 #[cfg(test)]

@@ -5,14 +5,21 @@
 //! against a kill or a power loss: a rollup is on the disk under its name before its segment is deleted, and a rollup of
 //! several before those are. At every instant the names say what counts ([`ktape_format::recording`]). What a recorder that
 //! was killed has left undone, the next does when it begins.
+//!
+//! What goes wrong is told at once ([`Keeper::troubles`]). A thread that has ended, which only a fault of ours makes it do, is not
+//! begun anew: what it stumbled over is still there, and nobody would close segments and delete old ones. The recorder ends then, and says so;
+//! whoever begins it anew has a keeper that does what was left undone.
 
-use std::io::ErrorKind;
+use std::fs::File;
+use std::io::{ErrorKind, Read as _};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, SendError, Sender, channel};
 use std::thread::JoinHandle;
+use std::time::Duration;
 
 use anyhow::{Context as _, Result};
+use ktape_format::header::HEADER_BYTES;
 use ktape_format::recording::{Name, Recording, Segment};
 use ktape_format::rollup::Digest;
 use ktape_format::{Options as TapeOptions, Tape, TapeError, TapeWriter};
@@ -30,6 +37,9 @@ const RESERVE: &str = "reserve.ktape.part";
 /// The thread leaves the processor to others.
 const NICE: i32 = 10;
 
+/// How often it is looked whether a segment has become too old, at least and at most.
+const LOOK_AT_AGE: [Duration; 2] = [Duration::from_millis(100), Duration::from_secs(60)];
+
 /// A segment that is not written any more, and not closed.
 pub(super) struct Ended {
     pub(super) tape: TapeWriter,
@@ -37,9 +47,13 @@ pub(super) struct Ended {
 }
 
 enum Job {
+    /// A segment has its name, which is to be on the disk.
+    Begun(File),
     Ended(Box<Ended>),
     MakeRoom,
     Change(Options),
+    #[cfg(test)]
+    Fail,
 }
 
 /// What went wrong.
@@ -49,33 +63,39 @@ pub(super) struct Kept {
     pub(super) troubles: Vec<String>,
 }
 
+/// What is said when the thread is no more.
+pub(super) const ENDED: &str = "the thread that keeps the recording has ended";
+
 /// The thread, from outside.
 pub(super) struct Keeper {
     jobs: Sender<Job>,
     waiting: Arc<AtomicUsize>,
     /// Whether room was asked for and not made yet.
     is_room_asked: Arc<AtomicBool>,
-    thread: JoinHandle<Kept>,
+    told: Receiver<String>,
+    thread: JoinHandle<Option<String>>,
 }
 
 impl Keeper {
     /// Begins the thread, with what was left in the folder.
     pub(super) fn begin(options: &Options, folder: Folder, left: Recording) -> std::io::Result<Keeper> {
         let (jobs, receiver) = channel();
+        let (troubles, told) = channel();
         let waiting = Arc::new(AtomicUsize::new(0));
         let is_room_asked = Arc::new(AtomicBool::new(false));
         let mut worker = Worker {
             options: options.clone(),
             folder,
             ended: left.last(),
-            kept: Kept::default(),
+            failure: None,
+            troubles,
             waiting: waiting.clone(),
             is_room_asked: is_room_asked.clone(),
         };
         // Before anything new is begun.
         worker.clear();
         let thread = std::thread::Builder::new().name("ktape-keeper".into()).spawn(move || worker.run(&receiver))?;
-        Ok(Keeper { jobs, waiting, is_room_asked, thread })
+        Ok(Keeper { jobs, waiting, is_room_asked, told, thread })
     }
 
     /// How many segments wait.
@@ -83,10 +103,29 @@ impl Keeper {
         self.waiting.load(Ordering::Relaxed)
     }
 
-    pub(super) fn take(&self, ended: Ended) {
+    /// Whether the thread is no more.
+    pub(super) fn has_ended(&self) -> bool {
+        self.thread.is_finished()
+    }
+
+    /// What went wrong since this was asked last.
+    pub(super) fn troubles(&self) -> Vec<String> {
+        self.told.try_iter().collect()
+    }
+
+    /// Sees to it that a segment that was begun is on the disk, header, name and all.
+    pub(super) fn begun(&self, file: File) {
+        // A thread that is no more is noticed by whoever looks.
+        let _ = self.jobs.send(Job::Begun(file));
+    }
+
+    /// Takes a segment over. Where there is no thread any more, it is closed as it is.
+    pub(super) fn take(&self, ended: Ended) -> Result<(), TapeError> {
         self.waiting.fetch_add(1, Ordering::Relaxed);
-        // A thread that is no more has told why.
-        let _ = self.jobs.send(Job::Ended(Box::new(ended)));
+        match self.jobs.send(Job::Ended(Box::new(ended))) {
+            Err(SendError(Job::Ended(ended))) => ended.tape.finish().map(|_| ()),
+            _ => Ok(()),
+        }
     }
 
     /// Has the oldest segment deleted, as the disk is full.
@@ -106,12 +145,14 @@ impl Keeper {
 
     /// Waits until all is done.
     pub(super) fn finish(self) -> Kept {
-        let Keeper { jobs, thread, .. } = self;
+        let Keeper { jobs, thread, told, .. } = self;
         drop(jobs);
-        thread.join().unwrap_or_else(|_| Kept {
-            failure: Some("the thread that keeps the recording has ended".to_owned()),
-            troubles: Vec::new(),
-        })
+        let failure = thread.join().unwrap_or_else(|panic| {
+            let why = panic.downcast_ref::<String>().cloned();
+            let why = why.or_else(|| panic.downcast_ref().map(|why: &&str| (*why).to_owned())).unwrap_or_default();
+            Some(format!("{ENDED}: {why}"))
+        });
+        Kept { failure, troubles: told.try_iter().collect() }
     }
 }
 
@@ -129,13 +170,15 @@ struct Worker {
     folder: Folder,
     /// The last segment that is not written any more.
     ended: u64,
-    kept: Kept,
+    /// Why a segment could not be closed, if so.
+    failure: Option<String>,
+    troubles: Sender<String>,
     waiting: Arc<AtomicUsize>,
     is_room_asked: Arc<AtomicBool>,
 }
 
 impl Worker {
-    fn run(mut self, jobs: &Receiver<Job>) -> Kept {
+    fn run(mut self, jobs: &Receiver<Job>) -> Option<String> {
         // The calling thread; that it may not is no reason to do less.
         let _ = rustix::process::setpriority_process(None, NICE);
         // Tapes are read by this thread alone, not by all processors of a node that has other work.
@@ -145,12 +188,27 @@ impl Worker {
         }
         self.reserve();
         self.tidy();
-        for job in jobs {
+        loop {
+            let job = match jobs.recv_timeout(self.look_at_age_every()) {
+                Ok(job) => job,
+                Err(RecvTimeoutError::Timeout) => {
+                    self.delete_the_old();
+                    continue;
+                }
+                Err(RecvTimeoutError::Disconnected) => break,
+            };
             match job {
+                Job::Begun(file) => {
+                    if let Err(error) = file.sync_all().and_then(|()| self.folder.sync()) {
+                        self.trouble(format!("a segment may not outlast a power loss: {error}"));
+                    }
+                }
                 Job::Ended(ended) => {
                     self.ended = ended.name.segments.1;
                     if let Err(error) = self.close(*ended) {
-                        self.kept.failure = Some(format!("{error:#}"));
+                        let failure = format!("{error:#}");
+                        self.trouble(failure.clone());
+                        self.failure = Some(failure);
                     }
                     self.tidy();
                     self.waiting.fetch_sub(1, Ordering::Relaxed);
@@ -164,11 +222,34 @@ impl Worker {
                     self.options = options;
                     self.tidy();
                 }
+                #[cfg(test)]
+                Job::Fail => panic!("as a test asked for"),
             }
         }
         // That it is not there is all that is wanted.
         let _ = self.folder.remove(RESERVE);
-        self.kept
+        self.failure
+    }
+
+    fn look_at_age_every(&self) -> Duration {
+        let [least, most] = LOOK_AT_AGE;
+        self.options.keep_age.map_or(most, |age| (age / 8).clamp(least, most))
+    }
+
+    /// Deletes what has become too old while no segment ended.
+    fn delete_the_old(&mut self) {
+        if self.options.keep_age.is_some()
+            && let Err(error) = self.retain().and_then(|()| self.merge())
+        {
+            self.trouble(format!("{error:#}"));
+        }
+    }
+
+    /// Whether a segment has nothing, not even a beginning, as a power loss leaves it that comes before it is on the disk.
+    fn is_void(&self, name: &str) -> bool {
+        let mut header = Vec::new();
+        let read = self.folder.read(name).and_then(|file| file.take(HEADER_BYTES as u64).read_to_end(&mut header));
+        read.is_ok() && header.iter().all(|byte| *byte == 0)
     }
 
     /// Deletes what a recorder that was killed has left half done.
@@ -179,6 +260,13 @@ impl Worker {
         }
         if let Ok(recording) = self.folder.list() {
             recording.superseded.iter().for_each(|path| self.remove_path(path));
+            for segment in recording.segments.iter().filter(|segment| segment.tape.is_some()) {
+                let name = segment.name.tape();
+                if self.is_void(&name) {
+                    self.trouble(format!("{name} was empty, as after a power loss, and is deleted"));
+                    self.remove(&name);
+                }
+            }
         }
     }
 
@@ -377,9 +465,8 @@ impl Worker {
     }
 
     fn trouble(&mut self, what: String) {
-        if !self.kept.troubles.contains(&what) {
-            self.kept.troubles.push(what);
-        }
+        // Nobody listens any more where the recorder has ended.
+        let _ = self.troubles.send(what);
     }
 }
 

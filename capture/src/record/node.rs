@@ -15,12 +15,13 @@ use ktape_ebpf::wire::{LeftOut, OutOfScope};
 use ktape_format::event::lifecycle_kind;
 use rustc_hash::FxHashMap;
 
+use super::files::What;
 use super::scope::Scope;
 use super::session::{Session, monotonic_ns};
 use crate::kernel::mappings::Mappings;
 use crate::probes::groups::Group;
 use crate::python::find;
-use crate::target::libraries::{self, FileId, Kind, kind_of};
+use crate::target::libraries::{self, Kind, kind_of};
 use crate::target::process::{self, Process};
 use crate::target::stubs::live;
 use crate::target::{self, loader};
@@ -28,14 +29,13 @@ use crate::target::{self, loader};
 /// How often processes are looked through where the kernel does not tell what they map.
 const SCAN: Duration = Duration::from_secs(2);
 
-/// After so many files what is known of their host stubs is forgotten, and read again.
+/// After so many files, or host stubs in them, what is known of these is forgotten, and read again.
 const MOST_FILES: usize = 4096;
+const MOST_STUBS: usize = 1 << 20;
 
 /// What a recording of the whole node has more than another.
 pub(super) struct Node {
     pub(super) scope: Scope,
-    /// When the probes of each library were set.
-    attached_ns: FxHashMap<FileId, i64>,
     mappings: Option<Mappings>,
     /// How many scans each process has been there, where the kernel does not tell.
     scanned: FxHashMap<u32, u32>,
@@ -49,18 +49,12 @@ impl Node {
     pub(super) fn new(scope: Scope) -> Result<Node> {
         Ok(Node {
             scope,
-            attached_ns: FxHashMap::default(),
             mappings: None,
             scanned: FxHashMap::default(),
             last_scan: Instant::now(),
             has_begun: false,
             searches: Searches::begin()?,
         })
-    }
-
-    /// Notes that a library has its probes.
-    pub(super) fn attached(&mut self, library: FileId) {
-        self.attached_ns.insert(library, monotonic_ns());
     }
 }
 
@@ -90,7 +84,7 @@ impl Session {
             }
         }
         for library in loader::candidates(Path::new("/"), |name| std::env::var_os(name)) {
-            self.add_library(&library);
+            self.add_candidate(&library);
         }
         for pid in running {
             self.look_for_libraries(pid);
@@ -131,6 +125,7 @@ impl Session {
         for pid in pids {
             self.look_for_libraries(pid);
             self.meet(pid)?;
+            self.told.insert(pid);
         }
         for (pid, stack) in self.collector.take_left_out() {
             if let Some(recorded) = self.processes.get(&pid)
@@ -182,7 +177,7 @@ impl Session {
         match libraries::mapped(pid) {
             Ok(mapped) => {
                 for library in &mapped {
-                    let is_late = !self.libraries.contains(&library.id) && library.kind != Kind::StaticRuntime;
+                    let is_late = !self.files.has(library.id, What::Library) && library.kind != Kind::StaticRuntime;
                     self.add_library(library);
                     // Before the recording began it does not matter.
                     if is_late && self.node.as_ref().is_some_and(|node| node.has_begun) {
@@ -203,10 +198,9 @@ impl Session {
         let is_known = self.processes.get(&pid).is_some_and(|recorded| recorded.generation == generation);
         let start_ns = Process::of(pid).map_or(0, |process| process.start_ns);
         let mapped = libraries::mapped(pid).unwrap_or_default();
-        let Some(node) = &self.node else { return Ok(()) };
         let missed: Vec<Kind> = mapped
             .iter()
-            .filter(|library| node.attached_ns.get(&library.id).is_none_or(|&since_ns| since_ns > start_ns))
+            .filter(|library| !self.files.was_attached(library.id, start_ns))
             .map(|library| library.kind)
             .collect();
         if !is_known {
@@ -248,6 +242,7 @@ impl Session {
         for &pid in &outside {
             self.kernel.remove_target(pid);
         }
+        self.kernel.forget_off_cpu(&outside)?;
         // What they did before is theirs.
         self.drain(self.options.buffer_bytes as usize / 8)?;
         for pid in outside {
@@ -310,7 +305,8 @@ impl Searches {
             let mut known = live::Known::default();
             for (pid, generation) in questions {
                 let found = live::of(pid, &mut known).unwrap_or_default();
-                if known.len() > MOST_FILES {
+                let stubs: usize = known.values().map(|file| file.named.len() + file.handles.len()).sum();
+                if known.len() > MOST_FILES || stubs > MOST_STUBS {
                     known.clear();
                 }
                 // Nobody listens when the recording has ended.

@@ -55,11 +55,22 @@ impl Output {
         }
     }
 
-    /// What is to be done every so often when there is nothing else: see [`TapeWriter::seal_if_due`].
-    pub fn tend(&mut self) {
+    /// What is to be done every so often when there is nothing else: see [`TapeWriter::seal_if_due`] and [`Segments::tend`].
+    pub fn tend(&mut self) -> anyhow::Result<()> {
         match self {
-            Output::Tape(tape, _) => tape.seal_if_due(),
+            Output::Tape(tape, _) => {
+                tape.seal_if_due();
+                Ok(())
+            }
             Output::Segments(segments) => segments.tend(),
+        }
+    }
+
+    /// What went wrong since this was asked last, and is known already.
+    pub fn take_troubles(&mut self) -> Vec<String> {
+        match self {
+            Output::Tape(..) => Vec::new(),
+            Output::Segments(segments) => segments.take_troubles(),
         }
     }
 

@@ -13,7 +13,7 @@ use crate::kernel::programs::KernelError;
 use crate::python::find::{self, Refusal};
 
 /// How long an interpreter has for its layout to be proven: one that imports has its stacks in motion.
-const PROVEN_WITHIN: Duration = Duration::from_secs(10);
+pub(super) const PROVEN_WITHIN: Duration = Duration::from_secs(10);
 
 /// What is known of a process's interpreter.
 pub(super) enum Python {

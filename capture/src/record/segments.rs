@@ -17,7 +17,7 @@ use ktape_format::table::DefinitionKind;
 use ktape_format::{Catalog, Options as TapeOptions, Sink, TapeError, TapeWriter};
 
 use super::folder::{Folder, UNFINISHED};
-use super::keeper::{Ended, Keeper};
+use super::keeper::{ENDED, Ended, Keeper};
 use super::output::Finished;
 
 /// How often it is looked whether the segment is long enough, and whether it can be written.
@@ -72,6 +72,7 @@ impl Segments {
         let keeper = Keeper::begin(&options, folder.try_clone()?, recording)?;
         let (tape, name, file) = create(&folder, &tape_options, number)
             .with_context(|| format!("cannot begin a segment in {}", options.directory.display()))?;
+        keeper.begun(file.try_clone()?);
         let now = Instant::now();
         Ok(Segments {
             options,
@@ -118,28 +119,42 @@ impl Segments {
         };
         let tape = std::mem::replace(&mut self.tape, tape);
         let name = std::mem::replace(&mut self.name, name);
+        // Before the other is closed and rolled up, which may take seconds.
+        self.keeper.begun(file.try_clone()?);
         self.file = file;
         (self.began, self.is_long) = (Instant::now(), false);
         self.lost += tape.lost_events();
-        self.keeper.take(Ended { tape, name });
+        self.keeper.take(Ended { tape, name })?;
         self.catalog.end_tape(kept);
         self.catalog.begin_tape(&mut self.tape)?;
         Ok(true)
     }
 
     /// Looks every so often whether the segment is long enough, and whether it can be written.
-    pub fn tend(&mut self) {
+    ///
+    /// # Errors
+    ///
+    /// If the recording can't be kept within its bounds any more.
+    pub fn tend(&mut self) -> Result<()> {
         self.tape.seal_if_due();
         if self.looked.elapsed() < LOOK {
-            return;
+            return Ok(());
         }
         self.looked = Instant::now();
+        self.troubles.extend(self.keeper.troubles());
+        anyhow::ensure!(!self.keeper.has_ended(), "{ENDED}");
         self.is_long = self.file.metadata().is_ok_and(|data| data.len() >= self.options.size_bytes);
         if let Some(trouble) = self.tape.trouble() {
             let trouble = format!("a segment could not be written: {trouble}");
             self.keeper.make_room();
             self.trouble(trouble);
         }
+        Ok(())
+    }
+
+    /// What went wrong since this was asked last.
+    pub fn take_troubles(&mut self) -> Vec<String> {
+        std::mem::take(&mut self.troubles)
     }
 
     /// See [`TapeWriter::offer`].
@@ -166,9 +181,10 @@ impl Segments {
     /// Ends the last segment, and waits until all are rolled up.
     pub fn finish(self) -> Finished {
         let Segments { folder, tape, name, keeper, mut troubles, catalog, .. } = self;
-        keeper.take(Ended { tape, name });
+        let closed = keeper.take(Ended { tape, name });
         let kept = keeper.finish();
         troubles.extend(kept.troubles);
+        troubles.extend(closed.err().map(|error| format!("a segment could not be closed: {error}")));
         if catalog.missing() > 0 {
             troubles.push(format!("{} references to definitions that had been forgotten", catalog.missing()));
         }

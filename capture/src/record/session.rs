@@ -5,7 +5,6 @@
 //! processes, `libraries.rs` for libraries.
 
 use std::collections::BTreeMap;
-use std::os::fd::AsFd as _;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -18,20 +17,25 @@ use ktape_format::event::{self, ClockPair, clock_kind, lifecycle_kind};
 use ktape_format::header::ClockKind;
 use ktape_format::{Options as TapeOptions, Sink as _};
 use rustc_hash::{FxHashMap, FxHashSet};
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::event::Timespec;
 use rustix::time::{ClockId, clock_gettime};
 
 use super::blind_spots::Noted;
 use super::cost::Cost;
+use super::files::Files;
 use super::governor::Governor;
+use super::inside::{self, Inside};
+use super::listed::Listed;
 use super::losses::Losses;
 use super::node::Node;
 use super::output::Output;
-use super::processes::Recorded;
+use super::processes::{Looks, Recorded};
 use super::scope::Scope;
 use super::segments;
-use super::summary::{CpuSamples, OffCpu, Summary};
-use super::tally::Tallies;
+use super::summary::{CpuSamples, GpuValues, OffCpu, Summary};
+use super::tally::{Counting, Tallies};
+use super::waiting::Waiting;
+use crate::collect::nvml::GpuCounters;
 use crate::collect::outside::{LostCalls, Notice, Outside};
 use crate::kernel::programs::Kernel;
 use crate::kernel::sampler;
@@ -39,17 +43,17 @@ use crate::kernel::traps::Traps;
 use crate::probes;
 use crate::probes::functions::{self, Meaning, Probed};
 use crate::target;
-use crate::target::libraries::{self, FileId};
+use crate::target::libraries;
 use crate::target::stubs::live;
 
 /// How long a record may lie before it is looked for.
-const TICK: Duration = Duration::from_millis(20);
+pub(super) const TICK: Duration = Duration::from_millis(20);
 /// How often processes are looked at again: for libraries and interpreters that came without a word.
 pub(super) const LOOK_AGAIN: Duration = Duration::from_millis(500);
 /// How often losses are told.
-const TELL_LOSSES: Duration = Duration::from_secs(1);
+pub(super) const TELL_LOSSES: Duration = Duration::from_secs(1);
 /// How often the clocks are read together.
-const CLOCKS: Duration = Duration::from_secs(10);
+pub(super) const CLOCKS: Duration = Duration::from_secs(10);
 /// So many troubles are told apart: over weeks there may be any number.
 const MOST_TROUBLES: usize = 1000;
 /// After so many records the other duties have their turn.
@@ -76,9 +80,16 @@ pub struct Options {
     pub max_overhead: Option<f64>,
     /// Whether it is recorded when threads do not run.
     pub off_cpu: bool,
+    /// How often a second the machine's GPUs are asked for their counters; `None` for never.
+    pub gpu_hz: Option<u32>,
     /// The whole node is recorded, as far as this has it; `None` for named processes.
     pub node: Option<Scope>,
+    /// What a library inside of the processes is asked for, and its file; `None` for none.
+    pub inside: Option<(inside::Options, PathBuf)>,
 }
+
+/// Told of each trouble when it comes first.
+type Tell = Box<dyn FnMut(&str)>;
 
 /// A recording that goes on.
 pub struct Session {
@@ -93,19 +104,25 @@ pub struct Session {
     /// Set by whoever wants the segment to end.
     pub(super) rotation: Arc<AtomicBool>,
     pub(super) losses: Losses,
-    /// Calls that change graphs, and their returns, that were lost so far.
-    lost_of_graphs: u64,
+    /// Calls that change graphs, and their returns, that were lost so far: those that change no executable graph, and the others.
+    lost_of_graphs: [u64; 2],
     pub(super) cost: Cost,
+    gpu_counters: Option<GpuCounters>,
     governor: Option<Governor>,
     pub(super) tallies: Tallies,
+    /// What the libraries inside of processes tell.
+    pub(super) inside: Option<Inside>,
     /// What there is more where the whole node is recorded.
     pub(super) node: Option<Node>,
     pub(super) processes: FxHashMap<u32, Recorded>,
-    /// Libraries that have probes, by device and inode.
-    pub(super) libraries: FxHashSet<FileId>,
-    pub(super) library_paths: Vec<PathBuf>,
-    /// Files of interpreters whose code objects are seen to be freed.
-    pub(super) watched_pythons: FxHashSet<FileId>,
+    /// Those that said that they mapped something.
+    pub(super) told: FxHashSet<u32>,
+    pub(super) looks: Looks,
+    pub(super) waiting: Waiting,
+    /// Processes that seem to have ended.
+    pub(super) gone: Vec<u32>,
+    pub(super) files: Files,
+    pub(super) library_paths: Listed<PathBuf>,
     /// What files tell of host stubs.
     pub(super) stubs: live::Known,
     pub(super) probes: usize,
@@ -116,8 +133,10 @@ pub struct Session {
     /// Whether the probes have been taken away: no new ones then.
     pub(super) is_ending: bool,
     pub(super) troubles: BTreeMap<String, u64>,
+    /// Who is told of each when it comes.
+    tell: Option<Tell>,
     /// What was kept less of, and of what more again.
-    fidelity_changes: Vec<String>,
+    fidelity_changes: Listed<String>,
     pub(super) began: Instant,
     pub(super) looked_again: Instant,
     pub(super) told_losses: Instant,
@@ -141,6 +160,8 @@ impl Session {
     /// Loads the programs and begins the tape. Nothing is recorded yet.
     pub fn begin(options: Options) -> Result<Session> {
         target::process::is_in_first_namespace()?;
+        let gpu_counters = options.gpu_hz.map(GpuCounters::begin).transpose();
+        let gpu_counters = gpu_counters.context("the GPUs' counters can't be had: NVML")?;
         let functions = functions::all();
         let (mut kernel, ring) = match &options.node {
             Some(scope) => Kernel::load_for_node(&functions, options.buffer_bytes, !scope.python_paths.is_empty())?,
@@ -149,35 +170,33 @@ impl Session {
         // Before probes are tried: those would leave traces in this process that hide the answer.
         let site_kernel = probes::Kernel::ask().unwrap_or(probes::Kernel::OLD);
         let traps = Traps::measure(&mut kernel);
-        let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
-        let writer = concat!("capture ", env!("CARGO_PKG_VERSION"));
-        let tape_options = TapeOptions::live(writer, ClockKind::Monotonic, &host);
-        let tape = match &options.segments {
-            Some(segments) => Output::segments(segments.clone(), tape_options)?,
-            None => Output::tape(&options.output, &tape_options)
-                .with_context(|| format!("cannot begin {}", options.output.display()))?,
-        };
+        let tape = begin_tape(&options)?;
         let now = Instant::now();
         let hooked = vec![false; functions.len()];
         let mut session = Session {
             collector: Outside::new(functions.clone(), options.launch_durations),
             losses: Losses::new(functions.len(), monotonic_ns()),
-            lost_of_graphs: 0,
+            lost_of_graphs: [0; 2],
             cost: Cost::new(*traps.as_ref().unwrap_or(&Traps::UNKNOWN), functions.len()),
+            gpu_counters,
             governor: options.max_overhead.map(|limit| Governor::new(limit, options.native, options.launch_durations)),
             tallies: Tallies::new(monotonic_ns()),
+            inside: None,
             node: options.node.clone().map(Node::new).transpose()?,
             options,
             functions,
             kernel,
             site_kernel,
+            waiting: Waiting::new(&ring).context("waiting for records")?,
             ring,
             tape,
             rotation: Arc::default(),
             processes: FxHashMap::default(),
-            libraries: FxHashSet::default(),
-            library_paths: Vec::new(),
-            watched_pythons: FxHashSet::default(),
+            told: FxHashSet::default(),
+            looks: Looks::default(),
+            gone: Vec::new(),
+            files: Files::default(),
+            library_paths: Listed::default(),
             stubs: live::Known::default(),
             probes: 0,
             hooked,
@@ -185,12 +204,14 @@ impl Session {
             recorded: 0,
             is_ending: false,
             troubles: BTreeMap::new(),
-            fidelity_changes: Vec::new(),
+            tell: None,
+            fidelity_changes: Listed::default(),
             began: now,
             looked_again: now,
             told_losses: now,
             read_clocks: now,
         };
+        session.begin_inside()?;
         if let Some(scope) = &session.options.node {
             session.collector.set_scope(scope.of_launches()?);
         }
@@ -247,12 +268,11 @@ impl Session {
     pub fn run(&mut self, stop: &AtomicBool, mut progress: impl FnMut(Progress)) -> Result<()> {
         while !stop.load(Ordering::Relaxed) && (self.node.is_some() || !self.processes.is_empty()) {
             let taken = self.drain(RECORDS_A_ROUND)?;
+            self.drain_inside()?;
             self.look_after_node()?;
             self.duties()?;
             progress(self.progress());
-            if taken < RECORDS_A_ROUND {
-                self.wait()?;
-            }
+            self.wait(if taken < RECORDS_A_ROUND { TICK } else { Duration::ZERO })?;
             self.forget_the_gone()?;
         }
         Ok(())
@@ -260,6 +280,7 @@ impl Session {
 
     /// Takes the probes away, writes what is still on its way, and closes the tape.
     pub fn end(mut self) -> Result<Summary> {
+        self.await_device()?;
         let duration_ns = self.began.elapsed().as_nanos() as u64;
         let now_ns = monotonic_ns();
         let pids: Vec<u32> = self.processes.keys().copied().collect();
@@ -268,7 +289,9 @@ impl Session {
             self.kernel.remove_target(pid);
         }
         self.is_ending = true;
+        let gpu_counters = self.end_gpu_counters()?;
         while self.drain(usize::MAX)? > 0 {}
+        self.drain_inside()?;
         let off_at_end = self.end_off_cpu(now_ns)?;
         for pid in pids {
             self.lifecycle(pid, lifecycle_kind::DETACH, now_ns, 0)?;
@@ -279,7 +302,11 @@ impl Session {
         let sampled = self.kernel.sample_counters()?;
         self.look_at_cost(&counters, self.told_losses.elapsed())?;
         let off_cpu = self.kernel.off_cpu_counters()?;
-        self.tallies.look(&self.kernel, self.collector.settled(), monotonic_ns())?;
+        self.tallies.look(
+            Counting::of(&self.kernel, self.inside.as_ref()),
+            self.collector.settled(),
+            monotonic_ns(),
+        )?;
         self.read_clocks()?;
         let is_event = |(function, _): &(&Probed, _)| function.meaning.is_event();
         let (out_of_scope, left_out) = self.out_of_scope()?;
@@ -303,6 +330,9 @@ impl Session {
         let written = self.collector.events();
         let samples = self.collector.samples();
         let off_written = self.collector.off_cpu_written() - off_at_end;
+        if let Some(inside) = &self.inside {
+            self.losses.of_rings(&inside.counted().lost);
+        }
         let told = self.losses.tell(&self.functions, &counters, &sampled, &off_cpu, now_ns, &mut self.tape);
         let told = told.and_then(|()| {
             let calls = u64::saturating_sub(seen, written + self.losses.lost);
@@ -311,11 +341,12 @@ impl Session {
             self.losses.tell_rest(calls, rest, off, now_ns, &mut self.tape)?;
             self.tallies.finish(&mut self.tape)
         });
+        let inside = self.inside.as_mut().map(|inside| inside.summary(self.collector.device()));
         let tape_lost_events = self.tape.lost_events();
         let untold = sealed.and(told).err().map(|error| format!("{}: {error}", self.options.output.display()));
         let finished = self.tape.finish();
         for trouble in finished.troubles {
-            self.troubles.insert(trouble, 1);
+            *self.troubles.entry(trouble).or_default() += 1;
         }
         Ok(Summary {
             failure: untold.or(finished.failure),
@@ -325,7 +356,8 @@ impl Session {
             returns_lost: sum(|counters| counters.returns_lost),
             duration_ns,
             processes: self.recorded,
-            libraries: self.library_paths,
+            libraries: self.library_paths.shown,
+            further_libraries: self.library_paths.further,
             probes: self.probes,
             seen,
             written,
@@ -333,7 +365,8 @@ impl Session {
             without_stack: sum(|counters| counters.without_stack),
             kernels: self.collector.kernels(),
             spending: self.cost.spending(),
-            fidelity_changes: self.fidelity_changes,
+            fidelity_changes: self.fidelity_changes.shown,
+            further_fidelity_changes: self.fidelity_changes.further,
             gaps: self.collector.gaps(),
             out_of_scope,
             cpu_samples: self.options.cpu_hz.map(|hz| CpuSamples {
@@ -344,6 +377,8 @@ impl Session {
                 without_stack: sampled.without_stack,
                 taken: samples,
             }),
+            gpu_counters,
+            inside,
             off_cpu: self.options.off_cpu.then_some(OffCpu {
                 seen: off_cpu.seen,
                 written: off_written,
@@ -372,19 +407,31 @@ impl Session {
         let sampled = self.kernel.sample_counters()?;
         let off_cpu = self.kernel.off_cpu_counters()?;
         let lost = self.losses.lost;
+        if let Some(inside) = &self.inside {
+            self.losses.of_rings(&inside.counted().lost);
+        }
         self.losses.tell(&self.functions, &counters, &sampled, &off_cpu, monotonic_ns(), &mut self.tape)?;
-        let of_graphs = |(function, _): &(&Probed, &Counters)| {
-            matches!(function.meaning, Meaning::Graph(_) | Meaning::GraphInstantiate)
-        };
-        let lost_of_graphs = self.functions.iter().zip(&counters).filter(of_graphs);
-        let lost_of_graphs = lost_of_graphs.map(|(_, counters)| counters.calls_lost + counters.returns_lost).sum();
-        let were_lost_of_graphs = std::mem::replace(&mut self.lost_of_graphs, lost_of_graphs) != lost_of_graphs;
+        let mut lost_of_graphs = [0; 2];
+        for (function, counters) in self.functions.iter().zip(&counters) {
+            let of_executable = match function.meaning {
+                Meaning::Graph(call) => call.is_of_executable(),
+                Meaning::GraphInstantiate => true,
+                _ => continue,
+            };
+            lost_of_graphs[usize::from(of_executable)] += counters.calls_lost + counters.returns_lost;
+        }
+        let before = std::mem::replace(&mut self.lost_of_graphs, lost_of_graphs);
         self.collector.looked_for_losses(match self.losses.lost > lost {
-            _ if were_lost_of_graphs => LostCalls::OfGraphs,
+            _ if lost_of_graphs[1] != before[1] => LostCalls::OfGraphs,
+            _ if lost_of_graphs[0] != before[0] => LostCalls::OfTemplates,
             true => LostCalls::Some,
             false => LostCalls::None,
         });
-        self.tallies.look(&self.kernel, self.collector.settled(), monotonic_ns())?;
+        self.tallies.look(
+            Counting::of(&self.kernel, self.inside.as_ref()),
+            self.collector.settled(),
+            monotonic_ns(),
+        )?;
         self.tallies.tell(&mut self.tape)?;
         self.look_at_cost(&counters, elapsed)
     }
@@ -432,28 +479,44 @@ impl Session {
                 self.notice(notice)?;
             }
         }
+        self.look_at_those_that_told();
         Ok(taken)
     }
 
     pub(super) fn trouble(&mut self, what: String) {
-        let is_known = self.troubles.len() < MOST_TROUBLES || self.troubles.contains_key(&what);
-        let what = if is_known { what } else { "further troubles".to_owned() };
-        *self.troubles.entry(what).or_default() += 1;
+        if let Some(what) = note_trouble(&mut self.troubles, what) {
+            self.tell.iter_mut().for_each(|tell| tell(&what));
+        }
+    }
+
+    /// Has troubles told when they come, each once; they are in the summary too.
+    pub fn tell_troubles(&mut self, tell: impl FnMut(&str) + 'static) {
+        self.tell = Some(Box::new(tell));
+        for what in self.troubles.keys() {
+            self.tell.iter_mut().for_each(|tell| tell(what));
+        }
     }
 
     fn duties(&mut self) -> Result<()> {
-        self.tape.tend();
+        let tended = self.tape.tend();
+        for trouble in self.tape.take_troubles() {
+            self.trouble(trouble);
+        }
+        tended?;
         self.rotate_if_due()?;
+        if let Some(counters) = &mut self.gpu_counters {
+            counters.write(&mut self.tape)?;
+        }
         if self.looked_again.elapsed() >= LOOK_AGAIN {
             self.looked_again = Instant::now();
-            self.look_for_the_unsaid()?;
-            let pids: Vec<u32> = self.processes.keys().copied().collect();
-            pids.into_iter().for_each(|pid| self.look_at(pid));
+            self.look_again()?;
+            self.let_go_of_unused();
             self.follow_processors();
         }
         if self.told_losses.elapsed() >= TELL_LOSSES {
             let elapsed = std::mem::replace(&mut self.told_losses, Instant::now()).elapsed();
             self.tell_account(elapsed)?;
+            self.sweep_device()?;
         }
         if self.read_clocks.elapsed() >= CLOCKS {
             self.collector.sweep();
@@ -506,9 +569,17 @@ impl Session {
         let Output::Segments(segments) = &mut self.tape else { return Ok(()) };
         let collector = &self.collector;
         if segments.rotate(|kept| collector.kept(kept))? {
+            self.collector.begin_tape();
             self.read_clocks()?;
         }
         Ok(())
+    }
+
+    fn end_gpu_counters(&mut self) -> Result<Option<GpuValues>> {
+        let Some(mut counters) = self.gpu_counters.take() else { return Ok(None) };
+        counters.write(&mut self.tape)?;
+        let (written, lost) = counters.counts();
+        Ok(Some(GpuValues { gpus: counters.gpus(), written, lost }))
     }
 
     /// Has other limits count for the segments from now on.
@@ -533,19 +604,7 @@ impl Session {
 
     fn read_clocks(&mut self) -> Result<()> {
         self.read_clocks = Instant::now();
-        for (clock, id) in [(clock_kind::UNIX, ClockId::Realtime), (clock_kind::BOOT, ClockId::Boottime)] {
-            let before = monotonic_ns();
-            let value_ns = clock_ns(id);
-            let after = monotonic_ns();
-            self.tape.event(ClockPair {
-                start_ns: before + (after - before) / 2,
-                clock,
-                value_ns,
-                uncertainty_ns: (after - before) as u64,
-                device: 0,
-            })?;
-        }
-        Ok(())
+        write_clocks(&mut self.tape)
     }
 
     /// Writes what is known of threads that are off their processors still; returns how many.
@@ -563,17 +622,51 @@ impl Session {
         Ok(())
     }
 
-    /// Waits for records, or for the end of a process.
-    fn wait(&self) -> Result<()> {
-        let mut fds = vec![PollFd::new(&self.ring, PollFlags::IN)];
-        let pidfds = self.processes.values().filter_map(|recorded| recorded.pidfd.as_ref());
-        fds.extend(pidfds.map(|pidfd| PollFd::from_borrowed_fd(pidfd.as_fd(), PollFlags::IN)));
-        let timeout = Timespec { tv_sec: 0, tv_nsec: TICK.as_nanos() as i64 };
-        match poll(&mut fds, Some(&timeout)) {
-            Ok(_) | Err(rustix::io::Errno::INTR) => Ok(()),
-            Err(error) => Err(error).context("waiting for records"),
-        }
+    /// Waits for records, or for the end of a process, at most so long.
+    fn wait(&mut self, most: Duration) -> Result<()> {
+        let timeout = Timespec { tv_sec: most.as_secs() as i64, tv_nsec: most.subsec_nanos().into() };
+        let gone = self.waiting.wait(&timeout).context("waiting for records")?;
+        self.gone.extend(gone);
+        Ok(())
     }
+}
+
+/// Begins what a recording writes onto.
+pub(super) fn begin_tape(options: &Options) -> Result<Output> {
+    let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
+    let writer = concat!("capture ", env!("CARGO_PKG_VERSION"));
+    let tape_options = TapeOptions::live(writer, ClockKind::Monotonic, &host);
+    match &options.segments {
+        Some(segments) => Output::segments(segments.clone(), tape_options),
+        None => Output::tape(&options.output, &tape_options)
+            .with_context(|| format!("cannot begin {}", options.output.display())),
+    }
+}
+
+/// Reads the clocks together, and writes what they said.
+pub(super) fn write_clocks(tape: &mut Output) -> Result<()> {
+    for (clock, id) in [(clock_kind::UNIX, ClockId::Realtime), (clock_kind::BOOT, ClockId::Boottime)] {
+        let before = monotonic_ns();
+        let value_ns = clock_ns(id);
+        let after = monotonic_ns();
+        tape.event(ClockPair {
+            start_ns: before + (after - before) / 2,
+            clock,
+            value_ns,
+            uncertainty_ns: (after - before) as u64,
+            device: 0,
+        })?;
+    }
+    Ok(())
+}
+
+/// Counts something that went wrong.
+pub(super) fn note_trouble(troubles: &mut BTreeMap<String, u64>, what: String) -> Option<String> {
+    let is_known = troubles.len() < MOST_TROUBLES || troubles.contains_key(&what);
+    let what = if is_known { what } else { "further troubles".to_owned() };
+    let times = troubles.entry(what.clone()).or_default();
+    *times += 1;
+    (*times == 1).then_some(what)
 }
 
 /// A record's bytes, at an address that suits it.
@@ -591,7 +684,7 @@ fn bytes_of(words: &[u64]) -> &[u8] {
     unsafe { std::slice::from_raw_parts(words.as_ptr().cast(), 8 * words.len()) }
 }
 
-fn many(what: String, count: u64) -> String {
+pub(super) fn many(what: String, count: u64) -> String {
     if count == 1 { what } else { format!("{what} ({count} times)") }
 }
 

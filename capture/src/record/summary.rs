@@ -23,6 +23,8 @@ pub struct Summary {
     pub processes: u64,
     /// Libraries that have had probes.
     pub libraries: Vec<PathBuf>,
+    /// How many more there were.
+    pub further_libraries: u64,
     /// Probes that were set.
     pub probes: usize,
     /// Calls that the probes saw and that are events.
@@ -37,6 +39,8 @@ pub struct Summary {
     pub spending: Spending,
     /// What was kept less of to keep the cost under its limit, and of what more again, in order.
     pub fidelity_changes: Vec<String>,
+    /// How many more there were: all are on the tape.
+    pub further_fidelity_changes: u64,
     /// Kernels, by where their names are from.
     pub kernels: BTreeMap<Source, u64>,
     /// What is on the tape but could not be told in full.
@@ -45,6 +49,10 @@ pub struct Summary {
     pub out_of_scope: BTreeMap<Group, u64>,
     /// The CPU samples, if any were asked for.
     pub cpu_samples: Option<CpuSamples>,
+    /// What the GPUs said of themselves, if they were asked.
+    pub gpu_counters: Option<GpuValues>,
+    /// What libraries inside of processes told, if any were asked.
+    pub inside: Option<super::inside::Summary>,
     /// The stretches off the processor, if any were asked for.
     pub off_cpu: Option<OffCpu>,
     /// Rows that the tape was not written fast enough for, or not at all: it has loss rows for them.
@@ -77,6 +85,17 @@ pub struct CpuSamples {
     pub taken: Samples,
 }
 
+/// What a recording tells of the GPUs' own counters.
+#[derive(Clone, Copy, Debug, Serialize)]
+pub struct GpuValues {
+    /// How many GPUs were asked.
+    pub gpus: usize,
+    /// Values on the tape.
+    pub written: u64,
+    /// Values that the recorder did not take in time.
+    pub lost: u64,
+}
+
 /// What a recording tells of threads that did not run.
 #[derive(Clone, Copy, Debug, Serialize)]
 pub struct OffCpu {
@@ -103,6 +122,12 @@ impl Summary {
     pub fn is_complete(&self) -> bool {
         let has_samples = self.cpu_samples.is_none_or(|samples| samples.lost == 0);
         let has_off_cpu = self.off_cpu.is_none_or(|off_cpu| off_cpu.lost == 0);
-        self.lost == 0 && has_samples && has_off_cpu && self.tape_lost_events == 0 && self.seen == self.written
+        let has_device = self.inside.as_ref().is_none_or(|inside| inside.lost == 0 && inside.counts.missing == 0);
+        self.lost == 0
+            && has_device
+            && has_samples
+            && has_off_cpu
+            && self.tape_lost_events == 0
+            && self.seen == self.written
     }
 }

@@ -18,14 +18,16 @@ use std::collections::BTreeMap;
 
 use ktape_ebpf::wire::tally::{self, INTERVAL_SHIFT, SLOTS, Slot};
 use ktape_format::TapeError;
-use ktape_format::event::{CpuSample, Tally};
+use ktape_format::event::{CpuSample, OffCpu, Tally};
 use ktape_format::table::Row as _;
 
+use super::inside::Inside;
 use super::output::Output;
+use crate::collect::inside::rings::Rings;
 use crate::collect::outside::{Key, Settled};
 use crate::kernel::programs::{Kernel, KernelError};
 
-const _: () = assert!(tally::CPU_SAMPLE == CpuSample::KIND as u32);
+const _: () = assert!(tally::CPU_SAMPLE == CpuSample::KIND as u32 && tally::OFF_CPU == OffCpu::KIND as u32);
 
 /// So many intervals before the present one are read at each look.
 const READ_BACK: u64 = 4;
@@ -45,10 +47,27 @@ impl Counts {
     }
 }
 
+/// Who counts what is seen.
+#[derive(Clone, Copy)]
+pub(super) struct Counting<'a> {
+    /// The eBPF programs, by processor.
+    pub(super) kernel: Option<&'a Kernel>,
+    /// Processes themselves, in their rings: all together stand for one processor, [`tally::NO_CPU`].
+    pub(super) rings: Option<&'a Rings>,
+}
+
+impl<'a> Counting<'a> {
+    pub(super) fn of(kernel: impl Into<Option<&'a Kernel>>, inside: Option<&'a Inside>) -> Counting<'a> {
+        Counting { kernel: kernel.into(), rings: inside.map(|inside| &inside.rings) }
+    }
+}
+
 /// Both sides of the account.
 pub(super) struct Tallies {
     /// What the slots held when they were read last, by slot and processor.
     held: Vec<Vec<Slot>>,
+    /// The same of the rings.
+    held_of_rings: Vec<Slot>,
     untold: BTreeMap<u64, BTreeMap<Key, Counts>>,
     /// The interval of the last look.
     looked: u64,
@@ -58,20 +77,29 @@ impl Tallies {
     pub(super) fn new(now_ns: i64) -> Tallies {
         let now = tally::interval(now_ns as u64);
         let untold = BTreeMap::from([(now, BTreeMap::new())]);
-        Tallies { held: vec![Vec::new(); SLOTS as usize], untold, looked: now }
+        Tallies {
+            held: vec![Vec::new(); SLOTS as usize],
+            held_of_rings: vec![Slot::default(); SLOTS as usize],
+            untold,
+            looked: now,
+        }
     }
 
     /// Reads the programs' counters and takes in what was settled. Everything that was taken from the ring buffer was counted
     /// before this reads, so no more is ever settled than seen.
     pub(super) fn look(
         &mut self,
-        kernel: &Kernel,
+        counting: Counting<'_>,
         settled: impl Iterator<Item = (Key, Settled)>,
         now_ns: i64,
     ) -> Result<(), KernelError> {
         for interval in self.due(now_ns) {
-            let slots = kernel.tallies(interval)?;
-            self.read(interval, &slots);
+            if let Some(kernel) = counting.kernel {
+                self.read(interval, &kernel.tallies(interval)?);
+            }
+            if let Some(rings) = counting.rings {
+                self.read_rings(interval, rings.slot(interval));
+            }
         }
         self.settle(settled);
         Ok(())
@@ -94,19 +122,13 @@ impl Tallies {
         let held = &mut self.held[(interval % u64::from(SLOTS)) as usize];
         held.resize(slots.len(), Slot::default());
         for ((cpu, slot), held) in slots.iter().enumerate().zip(held) {
-            // What is of kind 0 is no event.
-            for kind in 1..tally::KINDS {
-                let (seen, lost) =
-                    (slot.seen[kind].saturating_sub(held.seen[kind]), slot.lost[kind].saturating_sub(held.lost[kind]));
-                if seen > 0 || lost > 0 {
-                    let key = Key::new(interval << INTERVAL_SHIFT, cpu as u16, kind as u16);
-                    let counts = self.untold.entry(interval).or_default().entry(key).or_default();
-                    counts.seen += seen;
-                    counts.settled.lost += lost;
-                }
-            }
-            *held = *slot;
+            take_in(&mut self.untold, interval, cpu as u16, slot, held);
         }
+    }
+
+    fn read_rings(&mut self, interval: u64, slot: Slot) {
+        let held = &mut self.held_of_rings[(interval % u64::from(SLOTS)) as usize];
+        take_in(&mut self.untold, interval, tally::NO_CPU, &slot, held);
     }
 
     fn settle(&mut self, settled: impl Iterator<Item = (Key, Settled)>) {
@@ -179,6 +201,22 @@ impl Tallies {
         self.untold.remove(&interval);
         Ok(true)
     }
+}
+
+/// Puts down to an interval what its slot holds more than when it was read last.
+fn take_in(untold: &mut BTreeMap<u64, BTreeMap<Key, Counts>>, interval: u64, cpu: u16, slot: &Slot, held: &mut Slot) {
+    // What is of kind 0 is no event.
+    for kind in 1..tally::KINDS {
+        let (seen, lost) =
+            (slot.seen[kind].saturating_sub(held.seen[kind]), slot.lost[kind].saturating_sub(held.lost[kind]));
+        if seen > 0 || lost > 0 {
+            let key = Key::new(interval << INTERVAL_SHIFT, cpu, kind as u16);
+            let counts = untold.entry(interval).or_default().entry(key).or_default();
+            counts.seen += seen;
+            counts.settled.lost += lost;
+        }
+    }
+    *held = *slot;
 }
 
 fn row(interval: u64, key: Key, counts: &Counts) -> Tally {

@@ -43,6 +43,11 @@ pub struct FileId {
 }
 
 impl FileId {
+    /// Its inode, as every filesystem that shows the file has it.
+    pub fn inode(&self) -> u64 {
+        self.inode
+    }
+
     /// Asks for an open file's.
     pub fn of(file: &File) -> io::Result<FileId> {
         const OVERLAYFS_SUPER_MAGIC: i64 = 0x794c_7630;
@@ -100,6 +105,13 @@ pub fn kind_of(path: &Path) -> Option<Kind> {
 /// Every copy that a process has mapped, each once. A copy that cannot be opened is an error: without it calls would be missed.
 pub fn mapped(pid: u32) -> Result<Vec<LibraryFile>, Error> {
     let mappings = maps::of(pid)?;
+    let mut found = mapped_libraries(pid, &mappings)?;
+    found.extend(static_runtime(pid, &mappings)?);
+    Ok(found)
+}
+
+/// The same, but for its program, of a process with these mappings.
+pub fn mapped_libraries(pid: u32, mappings: &[Mapping]) -> Result<Vec<LibraryFile>, Error> {
     let mut known = FxHashSet::default();
     let mut found = Vec::new();
     for mapping in mappings.iter().filter(|mapping| mapping.is_file() && mapping.executable) {
@@ -112,30 +124,28 @@ pub fn mapped(pid: u32) -> Result<Vec<LibraryFile>, Error> {
                 path: mapping.path.clone(),
                 id,
                 file,
-                load_address: load_address(&mappings, mapping),
+                load_address: load_address(mappings, mapping),
             });
         }
     }
-    found.extend(static_runtime(pid, &mappings)?);
     Ok(found)
 }
 
-/// The dynamic linker of a process; `None` for a program that was linked statically.
-pub fn dynamic_linker(pid: u32) -> Result<Option<(FileId, File)>, Error> {
+/// The dynamic linker of a process with these mappings; `None` for a program that was linked statically.
+pub fn dynamic_linker(pid: u32, mappings: &[Mapping]) -> Result<Option<(FileId, File)>, Error> {
     let is_linker = |mapping: &&Mapping| {
         let name = mapping.path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
         // Older systems have it under its library's version: ld-2.31.so.
         mapping.is_file() && mapping.executable && name.starts_with("ld-") && name.contains(".so")
     };
-    let mappings = maps::of(pid)?;
     let Some(mapping) = mappings.iter().find(is_linker) else { return Ok(None) };
     let file = open_mapping(pid, mapping)?;
     let id = FileId::of(&file).map_err(|error| Error::of(pid, "map_files", error))?;
     Ok(Some((id, file)))
 }
 
-/// The process's program, if it has the runtime library inside.
-fn static_runtime(pid: u32, mappings: &[Mapping]) -> Result<Option<LibraryFile>, Error> {
+/// The program of a process with these mappings, if it has the runtime library inside.
+pub fn static_runtime(pid: u32, mappings: &[Mapping]) -> Result<Option<LibraryFile>, Error> {
     let of = |error| Error::of(pid, "exe", error);
     let exe = format!("/proc/{pid}/exe");
     // A thread of the kernel has none.

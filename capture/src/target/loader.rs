@@ -29,10 +29,7 @@ const FOLDERS: [&str; 7] = [
 
 /// The copies that a program may load, each once, the likeliest first. `program` is its file, `variable` its environment.
 pub fn candidates(program: &Path, variable: impl Fn(&str) -> Option<OsString>) -> Vec<LibraryFile> {
-    let folders = variable("LD_LIBRARY_PATH").unwrap_or_default();
-    // An empty one is the working directory.
-    let folders = folders.as_bytes().split(|byte| matches!(byte, b':' | b';'));
-    let folders = folders.map(|folder| PathBuf::from(OsString::from_vec(folder.to_vec())));
+    let folders = variable_folders(&variable).into_iter();
     let cached = fs::read(CACHE).ok().and_then(|cache| cached_paths(&cache)).unwrap_or_default();
     let mut paths: Vec<PathBuf> = folders.flat_map(|folder| in_folder(&folder)).collect();
     paths.extend(cached);
@@ -49,6 +46,30 @@ pub fn candidates(program: &Path, variable: impl Fn(&str) -> Option<OsString>) -
         (is_one && known.insert(id)).then_some(LibraryFile { kind, path, id, file, load_address: 0 })
     });
     all.collect()
+}
+
+/// The copies of CUPTI that a process of this program may load: beside its CUDA libraries, where CUDA's installer or PyPI's wheels put
+/// them, or where the dynamic loader looks. The library inside looks again, from within the process, and knows better then.
+pub fn cupti(program: &Path, variable: impl Fn(&str) -> Option<OsString>) -> Vec<PathBuf> {
+    let toolkits = ["CUDA_HOME", "CUDA_PATH"].into_iter().filter_map(&variable).map(PathBuf::from);
+    let toolkits = toolkits.chain([PathBuf::from("/usr/local/cuda")]);
+    let mut folders: Vec<PathBuf> =
+        toolkits.flat_map(|toolkit| ["extras/CUPTI/lib64", "lib64"].map(|folder| toolkit.join(folder))).collect();
+    folders.extend(variable_folders(&variable));
+    folders.extend(FOLDERS.iter().map(PathBuf::from));
+    folders.extend(wheels(program, variable("VIRTUAL_ENV")));
+    let is_cupti = |path: &PathBuf| {
+        path.file_name().is_some_and(|name| name.as_bytes().starts_with(b"libcupti.so")) && path.is_file()
+    };
+    folders.iter().flat_map(|folder| entries(folder)).filter(is_cupti).collect()
+}
+
+/// The folders in which the dynamic loader looks first.
+fn variable_folders(variable: impl Fn(&str) -> Option<OsString>) -> Vec<PathBuf> {
+    let folders = variable("LD_LIBRARY_PATH").unwrap_or_default();
+    // An empty one is the working directory.
+    let folders = folders.as_bytes().split(|byte| matches!(byte, b':' | b';'));
+    folders.map(|folder| PathBuf::from(OsString::from_vec(folder.to_vec()))).collect()
 }
 
 /// The file that a shell would run for a command.

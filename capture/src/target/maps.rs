@@ -57,6 +57,14 @@ pub fn parse(text: &[u8]) -> Option<Vec<Mapping>> {
     text.split(|byte| *byte == b'\n').filter(|line| !line.is_empty()).map(line).collect()
 }
 
+/// The inodes of all mapped files, as often as they are mapped. What is not as Linux writes it has none.
+pub fn inodes(text: &[u8]) -> impl Iterator<Item = u64> {
+    let lines = text.split(|byte| *byte == b'\n');
+    let inodes = lines.filter_map(|line| line.split(|byte| *byte == b' ').nth(4));
+    let numbers = inodes.filter_map(|inode| std::str::from_utf8(inode).ok()?.parse().ok());
+    numbers.filter(|inode| *inode != 0)
+}
+
 fn line(line: &[u8]) -> Option<Mapping> {
     let mut rest = line;
     let mut field = || {

@@ -4,8 +4,10 @@
 //! recorded with stacks. What is not there is said, and the test skipped, unless `KTAPE_REQUIRE_LIVE` is set.
 
 mod collectives;
+mod device_time;
 mod exact;
 mod frames;
+mod gpu_counters;
 mod graphs;
 mod names;
 mod native;
@@ -19,7 +21,7 @@ mod segments;
 mod stacks;
 
 use exact::Compared;
-use processes::{Scene, Target, pythons};
+use processes::{Recorder, Scene, Target, pythons};
 
 /// Everything that can be compared without a return probe at each launch.
 const EXACT: Compared = Compared { launch_durations: false, stacks: true };
@@ -229,15 +231,7 @@ fn the_real_driver_is_recorded_too() {
 fn what_a_stalled_recorder_loses_is_counted_to_the_call() {
     for python in pythons() {
         let Some(scene) = Scene::new("losses") else { return };
-        let mut target = Target::start(&scene, &python, processes::LAUNCHES);
-        let recorder = scene.attach_with(&target, "holes.ktape", &["--buffer", "1"]);
-        target.go_on_until(100);
-        recorder.pause();
-        target.go_on_until(20_000);
-        recorder.go_on();
-        target.go_on_until(20_100);
-        target.end();
-        let said = recorder.wait_for(3);
+        let said = Recorder::stalled(&scene, &python, "holes.ktape");
         let (pid, asked) = scene.asked(EXACT);
         let recorded: usize = scene.recorded("holes.ktape", pid, EXACT).values().map(Vec::len).sum();
         let lost = exact::lost(std::path::Path::new(&scene.path("holes.ktape"))) as usize;
@@ -261,15 +255,7 @@ fn calls_of_a_process_whose_beginning_was_lost_are_on_the_tape_or_told() {
         let mut run =
             scene.capture(&["run", "--json", "--buffer", "1", "-o", &tape, "--", "sh", "-c", script, &python]);
         run.env("PROGRAM", processes::LAUNCHES).env("DONE", &done);
-        let mut recorder = processes::Running::start(run);
-        recorder.pause();
-        recorder.say("go");
-        while !std::path::Path::new(&done).exists() {
-            std::thread::sleep(std::time::Duration::from_millis(10));
-        }
-        recorder.go_on();
-        recorder.say("go");
-        let (code, summary) = recorder.wait();
+        let (code, summary) = processes::Running::stalled(run, &done);
         let number = |key: &str| summary[key].as_u64().expect("a number");
         assert_eq!(code, Some(3), "{summary}");
         assert!(number("lost") > 10_000, "{summary}");

@@ -4,10 +4,11 @@ use std::path::Path;
 
 use ktape_format::definition::{Process, Thread};
 use ktape_format::event::{Event as _, OffCpu, off_cpu_reason};
-use ktape_format::{Table as _, Tape, Wanted};
+use ktape_format::{Row as _, Table as _, Tape, Wanted};
 use serde_json::Value;
 
 use crate::processes::{Running, Scene, Target, pythons};
+use crate::proof;
 
 /// The stretches of one process, with their thread's number, by start.
 fn stretches(path: &str, pid: i64) -> Vec<(i64, OffCpu)> {
@@ -83,6 +84,7 @@ fn stretches_off_the_processor_are_those_that_the_kernel_counts() {
         assert!(lost < 20 && number(&summary["unbegun"]) <= lost, "recorded from the first instruction on: {summary}");
         assert_eq!(number(&summary["seen"]), number(&summary["written"]) + lost);
         assert_eq!(number(&summary["off_at_end"]), 0);
+        assert_eq!(account(&tape), ["seen", "written", "lost"].map(|key| number(&summary[key])));
         let all = stretches(&tape, told["pid"].as_i64().expect("a number"));
         let is_apart = |a: &OffCpu, b: &OffCpu| a.end_ns() <= b.start_ns;
         assert!(all.is_sorted_by(|(tid, a), (other, b)| tid != other || is_apart(a, b)), "one at a time");
@@ -171,8 +173,19 @@ fn what_the_recording_cuts_is_counted_and_not_made_up() {
         assert_eq!((last.reason, last.runnable_ns), (off_cpu_reason::SLEEP, 0), "{last:?}");
         assert!(last.duration_ns > 250_000_000, "until the end of the recording: {last:?}");
         assert!(!said.contains(" 0 threads were off before") && !said.contains(", 0 at the end"), "{said}");
+        // What is off at the end is seen and written too.
+        let [seen, written, lost] = account(&tape);
+        let contents = proof::contents(Path::new(&tape));
+        assert_eq!((seen, written), (written + lost, contents.events.off_cpu.len() as u64));
         target.end();
     }
+}
+
+/// Seen, written and lost, by the tape's account, which adds up for each processor and interval.
+fn account(path: &str) -> [u64; 3] {
+    let account = proof::account(&proof::contents(Path::new(path)));
+    assert!(account.intervals.values().all(|is_closed| *is_closed), "{:?}", account.intervals);
+    account.of_kinds.get(&OffCpu::KIND).copied().unwrap_or_default()
 }
 
 /// When the recording of a process began.
@@ -213,20 +226,15 @@ os._exit(0)";
             &python,
         ]);
         run.env("PROGRAM", switches).env("DONE", &done);
-        let mut recorder = Running::start(run);
-        recorder.pause();
-        recorder.say("go");
-        while !Path::new(&done).exists() {
-            std::thread::sleep(std::time::Duration::from_millis(10));
-        }
-        recorder.go_on();
-        recorder.say("go");
-        let (code, summary) = recorder.wait();
+        let (code, summary) = Running::stalled(run, &done);
         let stretches = &summary["off_cpu"];
         let of = |key: &str| number(&stretches[key]);
         assert!(of("lost") > 10_000, "{summary}");
         assert_eq!(of("seen"), of("written") + of("lost"), "{summary}");
         assert_eq!(code, Some(3), "{summary}");
         assert_eq!(crate::exact::lost(Path::new(&tape)), of("lost"), "the tape tells what the summary does");
+        let [seen, written, lost] = account(&tape);
+        assert_eq!((seen - written, lost), (lost, of("lost")));
+        assert_eq!(written, of("written") + of("off_at_end"));
     }
 }

@@ -343,7 +343,7 @@ pub(crate) struct Running {
 
 impl Running {
     /// Begins it, and waits until its command does.
-    pub(crate) fn start(mut command: Command) -> Running {
+    fn start(mut command: Command) -> Running {
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null());
         let mut child = command.spawn().expect("capture starts");
         let input = child.stdin.take().expect("piped");
@@ -356,23 +356,25 @@ impl Running {
         Running { child, input }
     }
 
-    pub(crate) fn pause(&self) {
-        signal(&self.child, rustix::process::Signal::STOP);
-    }
-
-    pub(crate) fn go_on(&self) {
-        signal(&self.child, rustix::process::Signal::CONT);
-    }
-
-    pub(crate) fn say(&mut self, line: &str) {
-        writeln!(self.input, "{line}").expect("it reads");
-    }
-
-    /// Waits for its end. Returns its exit code and the summary.
-    pub(crate) fn wait(self) -> (Option<i32>, serde_json::Value) {
-        drop(self.input);
-        let output = self.child.wait_with_output().expect("it is ours");
+    /// Stalls the recorder while its command, a shell script, goes from its first `read` to where it makes the file `done`; the
+    /// rest comes while it works again. Returns its exit code and the summary.
+    pub(crate) fn stalled(command: Command, done: &str) -> (Option<i32>, serde_json::Value) {
+        let mut recorder = Running::start(command);
+        signal(&recorder.child, rustix::process::Signal::STOP);
+        recorder.go();
+        while !Path::new(done).exists() {
+            std::thread::sleep(std::time::Duration::from_millis(10));
+        }
+        signal(&recorder.child, rustix::process::Signal::CONT);
+        recorder.go();
+        drop(recorder.input);
+        let output = recorder.child.wait_with_output().expect("it is ours");
         (output.status.code(), serde_json::from_slice(&output.stdout).expect("a summary"))
+    }
+
+    /// Answers a `read`.
+    fn go(&mut self) {
+        writeln!(self.input, "go").expect("it reads");
     }
 }
 
@@ -407,12 +409,17 @@ impl Recorder {
         said
     }
 
-    pub(crate) fn pause(&self) {
-        self.signal(rustix::process::Signal::STOP);
-    }
-
-    pub(crate) fn go_on(&self) {
-        self.signal(rustix::process::Signal::CONT);
+    /// Stalls the recorder of a target with a small buffer for 20,000 turns, and lets both end. Returns what it said.
+    pub(crate) fn stalled(scene: &Scene, python: &str, tape: &str) -> String {
+        let mut target = Target::start(scene, python, LAUNCHES);
+        let recorder = scene.attach_with(&target, tape, &["--buffer", "1"]);
+        target.go_on_until(100);
+        recorder.signal(rustix::process::Signal::STOP);
+        target.go_on_until(20_000);
+        recorder.signal(rustix::process::Signal::CONT);
+        target.go_on_until(20_100);
+        target.end();
+        recorder.wait_for(3)
     }
 
     fn signal(&self, what: rustix::process::Signal) {

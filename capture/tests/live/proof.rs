@@ -4,12 +4,12 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use ktape_format::definition::{property, subject};
-use ktape_format::event::{Event, Tally};
-use ktape_format::{Contents, Table as _, Tape, Wanted};
+use ktape_format::event::{Event, OffCpu, Tally};
+use ktape_format::{Contents, Row as _, Table as _, Tape, Wanted};
 use serde_json::Value;
 
 use crate::exact;
-use crate::processes::{self, Scene, Target, pythons, with_driver};
+use crate::processes::{self, Recorder, Scene, Target, pythons, with_driver};
 
 /// A program that maps the driver, and computes for as many seconds as its argument says.
 const SILENT: &str = r#"
@@ -40,34 +40,38 @@ for thread in threads: thread.join()
 "#
 );
 
-fn contents(path: &Path) -> Contents {
+pub(crate) fn contents(path: &Path) -> Contents {
     let contents = Tape::open(path).expect("a tape").read(&Wanted::default()).expect("it can be read");
     assert_eq!(contents.damage, []);
     contents
 }
 
 /// What a tape's account says, held against its rows.
-struct Account {
+pub(crate) struct Account {
     seen: u64,
     written: u64,
     lost: u64,
+    /// Seen, written and lost of each kind.
+    pub(crate) of_kinds: BTreeMap<u16, [u64; 3]>,
     /// Intervals by their beginning, and whether they are closed.
-    intervals: BTreeMap<i64, bool>,
+    pub(crate) intervals: BTreeMap<i64, bool>,
     cpus: usize,
 }
 
 /// Demands that everything in closed intervals adds up: for each processor, kind and interval what was seen, for each kind and
 /// interval what is on the tape.
-fn account(contents: &Contents) -> Account {
+pub(crate) fn account(contents: &Contents) -> Account {
     let events = &contents.events;
     let mut intervals = BTreeMap::<i64, bool>::new();
     let mut written = BTreeMap::<(u16, i64), u64>::new();
-    let (mut sums, mut cpus) = ((0, 0, 0), std::collections::BTreeSet::new());
+    let mut of_kinds = BTreeMap::<u16, [u64; 3]>::new();
+    let mut cpus = std::collections::BTreeSet::new();
     for Tally { start_ns, cpu, kind, seen, written: here, lost, left_out, .. } in events.tally.rows() {
         *intervals.entry(start_ns).or_default() |= kind == 0;
         assert_eq!(seen, here + lost + left_out, "kind {kind} on processor {cpu} at {start_ns}");
         *written.entry((kind, start_ns)).or_default() += here;
-        sums = (sums.0 + seen, sums.1 + here, sums.2 + lost);
+        let sums = of_kinds.entry(kind).or_default();
+        sums.iter_mut().zip([seen, here, lost]).for_each(|(sum, more)| *sum += more);
         if kind != 0 {
             cpus.insert(cpu);
         }
@@ -75,7 +79,9 @@ fn account(contents: &Contents) -> Account {
     let mut rows = BTreeMap::<(u16, i64), u64>::new();
     fn count<E: Event>(rows: &mut BTreeMap<(u16, i64), u64>, all: impl Iterator<Item = E>) {
         for row in all {
-            *rows.entry((E::KIND, row.start_ns() >> 33 << 33)).or_default() += 1;
+            // One that was off its processor counts where it came back.
+            let time_ns = if E::KIND == OffCpu::KIND { row.end_ns() } else { row.start_ns() };
+            *rows.entry((E::KIND, time_ns >> 33 << 33)).or_default() += 1;
         }
     }
     count(&mut rows, events.launch.rows());
@@ -85,13 +91,15 @@ fn account(contents: &Contents) -> Account {
     count(&mut rows, events.alloc.rows());
     count(&mut rows, events.free.rows());
     count(&mut rows, events.cpu_sample.rows());
+    count(&mut rows, events.off_cpu.rows());
     let is_closed = |start_ns: i64| intervals.get(&start_ns).copied().unwrap_or(false);
     for (&(kind, start_ns), &rows) in rows.iter().filter(|((_, start_ns), _)| is_closed(*start_ns)) {
         assert_eq!(written.remove(&(kind, start_ns)), Some(rows), "kind {kind} at {start_ns}");
     }
     written.retain(|(kind, start_ns), count| *kind != 0 && *count > 0 && is_closed(*start_ns));
     assert_eq!(written, BTreeMap::new(), "there are no rows for these");
-    Account { seen: sums.0, written: sums.1, lost: sums.2, intervals, cpus: cpus.len() }
+    let [seen, written, lost] = [0, 1, 2].map(|at| of_kinds.values().map(|sums| sums[at]).sum());
+    Account { seen, written, lost, of_kinds, intervals, cpus: cpus.len() }
 }
 
 fn blind_spots(contents: &Contents) -> Vec<Value> {
@@ -128,15 +136,7 @@ fn all_that_was_seen_is_on_the_tape_by_processor_kind_and_interval() {
 fn what_an_overloaded_recorder_loses_is_in_the_account_of_its_interval() {
     for python in pythons() {
         let Some(scene) = Scene::new("account of losses") else { return };
-        let mut target = Target::start(&scene, &python, processes::LAUNCHES);
-        let recorder = scene.attach_with(&target, "holes.ktape", &["--buffer", "1"]);
-        target.go_on_until(100);
-        recorder.pause();
-        target.go_on_until(20_000);
-        recorder.go_on();
-        target.go_on_until(20_100);
-        target.end();
-        recorder.wait_for(3);
+        Recorder::stalled(&scene, &python, "holes.ktape");
         let path = scene.path("holes.ktape");
         let account = account(&contents(Path::new(&path)));
         assert_eq!(account.seen, account.written + account.lost);

@@ -144,16 +144,8 @@ fn samples_that_found_no_room_are_told_as_losses() {
         let mut run = scene.capture(&arguments);
         let done = scene.path("done");
         run.arg(&python).env("BUSY", busy).env("DONE", &done);
-        let mut recorder = crate::processes::Running::start(run);
-        recorder.pause();
-        recorder.say("go");
         // Two threads of 3 s at 10,000 a second are more than the buffer holds.
-        while !Path::new(&done).exists() {
-            std::thread::sleep(std::time::Duration::from_millis(10));
-        }
-        recorder.go_on();
-        recorder.say("go");
-        let (code, summary) = recorder.wait();
+        let (code, summary) = crate::processes::Running::stalled(run, &done);
         let samples = &summary["cpu_samples"];
         let number = |key: &str| samples[key].as_u64().expect("a number");
         assert!(number("lost") > 1000, "{summary}");

@@ -5,7 +5,7 @@
 //!
 //! Buffers come back on CUPTI's thread when they are full, and on the keeper's when it asks for them, which it does often enough for
 //! a view that follows. A record is told or counted: kept out are those that end before they begin, and kinds that nobody asked for.
-//! One without times (start and end 0: CUPTI ran out of its own memory) is told as such.
+//! One without times (start and end 0: CUPTI ran out of its own memory) is told as such, under the time at which it is told.
 
 use std::ffi::c_void;
 use std::panic::catch_unwind;
@@ -171,10 +171,16 @@ fn take(record: *const u8, room: usize, rotation: u32) -> bool {
 }
 
 /// Puts a record of something that the device did. What has no room is counted.
-fn tell<R: Plain>(table: u32, ran: Ran, make: impl FnOnce(&mut rings::Ring, Ran) -> Option<R>) {
-    if ran.end_ns < ran.start_ns {
+fn tell<R: Plain>(table: u32, mut ran: Ran, make: impl FnOnce(&mut rings::Ring, Ran) -> Option<R>) {
+    if (ran.start_ns, ran.end_ns) == (0, 0) {
+        // It happened, and this is when that became known.
+        ran.start_ns = clock::monotonic_ns();
+    } else if ran.end_ns < ran.start_ns {
         return count(missing::BACKWARDS, 1);
     }
+    // Without a time it counts where it is told, and says when that was.
+    let is_timed = ran.start_ns != 0 || ran.end_ns != 0;
+    let ran = if is_timed { ran } else { Ran { start_ns: clock::monotonic_ns(), ..ran } };
     rings::with_ring(table, ran.start_ns, |ring| {
         ring.writer.seen(table, ran.start_ns);
         let pid_tid = ring.writer.pid_tid();

@@ -5,6 +5,7 @@
 //! library newer than they are can fill with what is no value of theirs. So of `cudarc` the names of numbers are used, and numbers go in
 //! and out here.
 
+use std::error::Error as _;
 use std::ffi::{CStr, OsStr, c_char, c_void};
 use std::os::unix::ffi::OsStrExt as _;
 use std::path::PathBuf;
@@ -131,21 +132,34 @@ impl Library {
     pub(crate) fn load(path: &[u8]) -> Result<Library, String> {
         // SAFETY: CUPTI, or whatever the user has named: loading it runs its initialisers.
         let file = unsafe { unix::Library::open(Some(OsStr::from_bytes(path)), libc::RTLD_NOW | libc::RTLD_NODELETE) };
-        let file = file.map_err(|error| error.to_string())?;
+        // What the loader says is behind what `libloading` says, and names the file.
+        let file = file.map_err(|error| error.source().unwrap_or(&error).to_string())?;
         // SAFETY: by its name and its functions it is CUPTI.
         let functions = unsafe { Functions::of(&file) };
         let mut library = Library { path: PathBuf::from(OsStr::from_bytes(path)), version: 0, functions };
         let mut version = 0;
         let answer = call!(library, cuptiGetVersion(&raw mut version));
-        if answer != SUCCESS || library.functions.cuptiActivityGetNextRecord.is_none() {
-            return Err(format!("{}: is no CUPTI", library.path.display()));
+        if answer != SUCCESS {
+            return Err(format!("{}: cuptiGetVersion answers {answer}", library.path.display()));
         }
         if version < OLDEST {
             return Err(format!("{}: version {version} is older than CUDA 11.8", library.path.display()));
         }
         library.version = version;
+        library.path = library.file().unwrap_or(library.path);
         std::mem::forget(file);
         Ok(library)
+    }
+
+    /// The file that the functions are in: the loader may have found it by a name alone.
+    fn file(&self) -> Option<PathBuf> {
+        let mut info = std::mem::MaybeUninit::<libc::Dl_info>::zeroed();
+        // SAFETY: writes the structure, whose name is a C string that stays as long as the library.
+        unsafe {
+            let found = libc::dladdr(self.functions.cuptiGetVersion? as *const c_void, info.as_mut_ptr()) != 0;
+            let name = info.assume_init().dli_fname;
+            (found && !name.is_null()).then(|| PathBuf::from(OsStr::from_bytes(CStr::from_ptr(name).to_bytes())))
+        }
     }
 
     pub(crate) fn subscribe(&self, called: Called) -> Result<SubscriberHandle, Refusal> {

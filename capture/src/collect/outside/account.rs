@@ -59,7 +59,7 @@ impl Fate {
 }
 
 /// Gives a row to the sink, and says what became of it.
-pub(super) fn give<E: Event, S: Sink>(row: E, sink: &mut S) -> Result<Fate, S::Error> {
+pub(in super::super) fn give<E: Event, S: Sink>(row: E, sink: &mut S) -> Result<Fate, S::Error> {
     let lost = sink.lost_events();
     sink.event(row)?;
     Ok(if sink.lost_events() == lost { Fate::Written(E::KIND) } else { Fate::Lost(E::KIND) })
@@ -75,19 +75,19 @@ pub struct Settled {
     /// See [`Fate::LeftOut`].
     pub left_out: u64,
     /// Seen as another kind, and a row of this one: a launch into a stream that is captured is a call and no launch. Negative for the
-    /// kind that they were seen as.
+    /// kind that they were seen as. Or seen by the collector itself.
     pub came: i64,
 }
 
 /// What was settled since it was looked at last.
 #[derive(Debug, Default)]
-pub(super) struct Account {
+pub(in super::super) struct Account {
     settled: FxHashMap<Key, Settled>,
 }
 
 impl Account {
     /// Settles one call. Returns 1 if it is an event.
-    pub(super) fn settle(&mut self, key: Key, fate: Fate) -> u64 {
+    pub(in super::super) fn settle(&mut self, key: Key, fate: Fate) -> u64 {
         if fate == Fate::NoEvent {
             return 0;
         }
@@ -108,6 +108,27 @@ impl Account {
             Fate::LeftOut => settled.left_out += 1,
         }
         u64::from(fate != Fate::LeftOut)
+    }
+
+    /// Counts what no program counts, as the collector saw it itself. It is to be settled as all else.
+    pub(super) fn saw(&mut self, key: Key) {
+        self.settled.entry(key).or_default().came += 1;
+    }
+
+    /// Settles what was counted under a time that its row does not have.
+    pub(in super::super) fn settle_at(&mut self, key: Key, start_ns: u64, fate: Fate) {
+        let own = Key::new(start_ns, key.cpu(), key.kind());
+        if own != key {
+            self.settled.entry(key).or_default().came -= 1;
+            self.settled.entry(own).or_default().came += 1;
+        }
+        self.settle(own, fate);
+    }
+
+    /// Settles a row that nobody has counted: it is seen where it is written.
+    pub(in super::super) fn settle_uncounted(&mut self, key: Key, fate: Fate) {
+        self.settled.entry(key).or_default().came += 1;
+        self.settle(key, fate);
     }
 
     pub(super) fn take(&mut self) -> impl Iterator<Item = (Key, Settled)> {

@@ -9,6 +9,7 @@ use ktape_format::event::{
 };
 use ktape_format::{Row as _, Sink};
 
+use super::super::inside::device::{Called, What, Work};
 use super::Gaps;
 use super::account::{Fate, give};
 use super::arguments::Arguments;
@@ -478,8 +479,8 @@ fn range_arguments<S: Sink>(address: u64, bytes: u64, sink: &mut S) -> Result<u3
 
 impl Open {
     /// Gives the events to the sink as they are: without duration and result. Returns what became of the row that names the
-    /// function.
-    pub(super) fn emit<S: Sink>(self, sink: &mut S) -> Result<Fate, S::Error> {
+    /// function. What is of the device goes into `work`.
+    pub(super) fn emit<S: Sink>(self, work: &mut Vec<Work>, sink: &mut S) -> Result<Fate, S::Error> {
         match self {
             Open::Launch(row) => give(row, sink),
             // Of one call: whichever is there tells of it.
@@ -496,19 +497,16 @@ impl Open {
             | Open::Communicator(row, ..)
             | Open::CommunicatorEnd(row, _) => give(row, sink),
             Open::Copies(api, rows) => {
-                let fate = give(api, sink)?;
-                rows.into_iter().try_for_each(|row| sink.event(row))?;
-                Ok(fate)
+                work.extend(rows.into_iter().map(Work::Copy));
+                give(api, sink)
             }
             Open::Copy(api, row, _) => {
-                let fate = give(api, sink)?;
-                sink.event(row)?;
-                Ok(fate)
+                work.push(Work::Copy(row));
+                give(api, sink)
             }
             Open::Set(api, row) => {
-                let fate = give(api, sink)?;
-                sink.event(row)?;
-                Ok(fate)
+                work.push(Work::Set(row));
+                give(api, sink)
             }
             Open::Sync(row) => give(row, sink),
             Open::EventRecord(row) => give(row, sink),
@@ -517,6 +515,24 @@ impl Open {
             Open::Free(row) => give(row, sink),
             _ => Ok(Fate::NoEvent),
         }
+    }
+
+    /// The call, if it may have the device do something; `kernel` is the definition of what was launched last.
+    pub(super) fn called(&self, kernel: u32) -> Option<Called> {
+        let called = |correlation, start_ns, stream, what| Called { correlation, start_ns, stream, what };
+        Some(match self {
+            Open::Launch(row) => called(row.correlation, row.start_ns, row.stream, What::Launch { kernel }),
+            // Of several devices, each with its stream.
+            Open::Launches(rows) => called(rows.first()?.correlation, rows[0].start_ns, 0, What::Other),
+            Open::GraphLaunch(row, _) => called(row.correlation, row.start_ns, row.stream, What::Graph(row.graph)),
+            Open::Copy(api, row, _) => called(api.correlation, api.start_ns, row.stream, What::Copies),
+            Open::Set(api, row) => called(api.correlation, api.start_ns, row.stream, What::Copies),
+            Open::Copies(api, rows) => {
+                let stream = rows.first().map_or(0, |row| row.stream);
+                called(api.correlation, api.start_ns, stream, What::Copies)
+            }
+            _ => return None,
+        })
     }
 
     /// The number of the call, where it has one.
@@ -532,7 +548,13 @@ impl Open {
     }
 
     /// As [`Open::finish`], of a call that concerns graphs.
-    fn finish_of_graphs<S: Sink>(self, end: &End, objects: &mut Objects, sink: &mut S) -> Result<Fate, S::Error> {
+    fn finish_of_graphs<S: Sink>(
+        self,
+        end: &End,
+        objects: &mut Objects,
+        work: &mut Vec<Work>,
+        sink: &mut S,
+    ) -> Result<Fate, S::Error> {
         let told = |row: Api| Api { duration_ns: end.duration_ns, result: end.result, ..row };
         let row = match self {
             Open::Graph(row, change) => {
@@ -548,9 +570,9 @@ impl Open {
                 }
                 told(row)
             }
-            other => return other.emit(sink),
+            other => return other.emit(work, sink),
         };
-        Open::Api(row).emit(sink)
+        Open::Api(row).emit(work, sink)
     }
 
     /// Adds what the return says, and gives the events to the sink. Returns what [`Open::emit`] does.
@@ -560,6 +582,7 @@ impl Open {
         thread: &mut Thread,
         kernels: &mut Kernels,
         objects: &mut Objects,
+        work: &mut Vec<Work>,
         sink: &mut S,
     ) -> Result<Fate, S::Error> {
         let &End { duration_ns, result, outs } = end;
@@ -572,7 +595,7 @@ impl Open {
             }
             Open::GraphLaunch(row, _) => (row.duration_ns, row.result) = (duration_ns, result),
             Open::Api(row) => (row.duration_ns, row.result) = (duration_ns, result),
-            Open::Graph(..) | Open::Captured(..) => return self.finish_of_graphs(end, objects, sink),
+            Open::Graph(..) | Open::Captured(..) => return self.finish_of_graphs(end, objects, work, sink),
             Open::Copies(api, rows) => {
                 (api.duration_ns, api.result) = (duration_ns, result);
                 if !succeeded {
@@ -669,6 +692,6 @@ impl Open {
             }
             Open::StreamCreate(flags, priority) => objects.stream_made(outs[0], *flags, *priority),
         }
-        self.emit(sink)
+        self.emit(work, sink)
     }
 }

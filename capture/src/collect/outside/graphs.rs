@@ -18,11 +18,12 @@ use ktape_format::definition::{Graph, GraphNode, node_kind};
 use ktape_format::table::DefinitionKind;
 use rustc_hash::{FxHashMap, FxHashSet};
 
+use super::MOST_KEPT;
 use super::capturing::{Capture, Captures, is_still_captured};
 
 /// Nodes that are kept in memory for a process: 64 bytes each, and as much again for their handles.
 const MOST_NODES: u64 = 1 << 20;
-/// Nodes that are written for a process. Only a program that changes its graphs between their launches comes to that.
+/// Nodes that are written onto one tape for a process. Only a program that changes its graphs between their launches comes to that.
 const MOST_ROWS: u64 = 4 << 20;
 /// Executable graphs that are kept apart.
 const MOST_EXECS: usize = 1 << 18;
@@ -198,7 +199,9 @@ pub enum LostCalls {
     None,
     /// Calls, but none that changes graphs.
     Some,
-    /// Calls that change graphs, or their returns.
+    /// Calls that change graphs, or their returns, but none that makes, changes or ends an executable graph.
+    OfTemplates,
+    /// Calls that change graphs, executable ones too, or their returns.
     OfGraphs,
 }
 
@@ -252,8 +255,9 @@ pub(super) struct Graphs {
     pub(super) captures: Captures,
     serials: u64,
     kept: Rc<Cell<u64>>,
-    /// How many graphs each handle has had on the tape.
+    /// How many graphs each handle has had on the tape; of others no more than `earlier`.
     defined: FxHashMap<u64, u32>,
+    earlier: u32,
     rows: u64,
     /// Graphs and executable graphs that were made or changed since losses were looked for.
     changed: (FxHashSet<u64>, FxHashSet<u64>),
@@ -284,6 +288,7 @@ impl Graphs {
             serials: 0,
             kept: Rc::default(),
             defined: FxHashMap::default(),
+            earlier: 0,
             rows: 0,
             changed: Default::default(),
             untold: Untold::default(),
@@ -299,8 +304,24 @@ impl Graphs {
     /// Takes over what an earlier program of the process has put on the tape.
     pub(super) fn go_on_from(&mut self, before: Graphs) {
         if before.process == self.process {
-            (self.defined, self.rows) = (before.defined, before.rows);
+            (self.defined, self.earlier, self.rows) = (before.defined, before.earlier, before.rows);
         }
+    }
+
+    /// Another tape begins.
+    pub(super) fn begin_tape(&mut self) {
+        self.rows = 0;
+    }
+
+    /// How many graphs a handle has had on the tape, or more, before the one that is counted here.
+    fn earlier(&mut self, native: u64) -> u32 {
+        if self.defined.len() >= MOST_KEPT && !self.defined.contains_key(&native) {
+            self.earlier = self.defined.values().copied().max().unwrap_or(0).max(self.earlier);
+            self.defined.clear();
+        }
+        let count = self.defined.entry(native).or_insert(self.earlier);
+        *count += 1;
+        *count - 1
     }
 
     /// The definition of an executable graph as it is now, and whether all of its nodes are known; `None` in place of that if
@@ -365,9 +386,8 @@ impl Graphs {
             rows.push(GraphNode { kind: node_kind::UNKNOWN, ..GraphNode::default() });
         }
         self.rows += rows.len() as u64;
-        let earlier = self.defined.entry(native).or_default();
-        let graph = sink.define(Graph { process: self.process, native, earlier: *earlier })?;
-        *earlier += 1;
+        let earlier = self.earlier(native);
+        let graph = sink.define(Graph { process: self.process, native, earlier })?;
         for row in rows {
             sink.define(GraphNode { graph, ..row })?;
         }
@@ -599,12 +619,14 @@ impl Graphs {
     }
 
     /// Losses were looked for. If calls were lost since the last time, what has changed since may have changed in other ways too;
-    /// if some were that change graphs, any graph may have.
+    /// if some were that change graphs, any graph may have, and any executable graph if some were that change those.
     pub(super) fn looked_for_losses(&mut self, lost: LostCalls) {
         let changed = std::mem::take(&mut self.changed);
         let (graphs, execs) = match lost {
             LostCalls::None => return,
             LostCalls::Some => changed,
+            // Those that were made before are what they were.
+            LostCalls::OfTemplates => (self.graphs.keys().copied().collect(), changed.1),
             LostCalls::OfGraphs => (self.graphs.keys().copied().collect(), self.execs.keys().copied().collect()),
         };
         for graph in graphs {

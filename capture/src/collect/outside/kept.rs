@@ -1,6 +1,7 @@
 //! The ids of definitions that the collector keeps, for a sink that forgets what nobody keeps.
 //!
-//! What belongs to a process (threads, contexts, streams, graphs) is kept with it and not named here.
+//! What belongs to a process (threads, contexts, streams) is kept with it and not named here. Of its graphs those are that may be
+//! launched, or are part of others.
 
 use std::convert::Infallible;
 
@@ -9,6 +10,7 @@ use ktape_format::definition::Definition;
 use ktape_format::event::Event;
 use ktape_format::table::DefinitionKind;
 
+use super::super::inside::device::Work;
 use super::Outside;
 use super::calls::Open;
 
@@ -34,6 +36,13 @@ impl Sink for Kept<'_> {
     }
 }
 
+fn name_work(work: Work, keep: &mut dyn FnMut(DefinitionKind, u32)) {
+    let Ok(()) = match work {
+        Work::Copy(row) => Kept(keep).event(row),
+        Work::Set(row) => Kept(keep).event(row),
+    };
+}
+
 impl Outside {
     /// Names each definition whose id is kept.
     pub fn kept(&self, keep: &mut dyn FnMut(DefinitionKind, u32)) {
@@ -43,6 +52,8 @@ impl Outside {
             keep(DefinitionKind::Process, process.id);
             process.stacks.ids().for_each(|id| keep(DefinitionKind::Stack, id));
             process.objects.graphs.name_kept(keep);
+            process.objects.device.kept(keep);
+            process.objects.device.waiting().for_each(|work| name_work(work, keep));
             process.kernels.ids().for_each(|id| keep(DefinitionKind::Kernel, id));
             for pending in process.threads.values().flat_map(|thread| thread.pending()) {
                 match &pending.open {
@@ -50,7 +61,9 @@ impl Outside {
                     Open::Graph(_, change) => change.name_kept(keep),
                     _ => {}
                 }
-                let Ok(_) = pending.open.clone().emit(&mut Kept(keep));
+                let mut work = Vec::new();
+                let Ok(_) = pending.open.clone().emit(&mut work, &mut Kept(keep));
+                work.into_iter().for_each(|work| name_work(work, keep));
             }
         }
     }

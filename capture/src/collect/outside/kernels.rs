@@ -7,6 +7,7 @@
 //! that definition says it, so that launches of before have it too. Where a name is from is kept with it: [`Source`].
 
 use std::cell::RefCell;
+use std::hash::BuildHasher as _;
 use std::rc::Rc;
 use std::sync::Arc;
 
@@ -15,10 +16,10 @@ use ktape_ebpf::wire::NAME_BYTES;
 use ktape_format::Sink;
 use ktape_format::definition::{KernelName, property};
 use ktape_format::table::DefinitionKind;
-use rustc_hash::{FxHashMap, FxHashSet};
+use rustc_hash::{FxBuildHasher, FxHashMap, FxHashSet};
 use serde::Serialize;
 
-use super::{LaunchScope, opaque};
+use super::{LaunchScope, MOST_KEPT, opaque};
 use crate::probes::functions::ObjectKind as Kind;
 use crate::python::memory::ProcessMemory;
 use crate::target::stubs::live::Found;
@@ -40,6 +41,8 @@ pub enum Source {
     Symbol,
     /// The driver's object.
     Scan,
+    /// CUPTI, in the process itself.
+    Device,
     /// Nowhere: it is called by its handle.
     Unresolved,
 }
@@ -54,6 +57,7 @@ impl Source {
             Source::Handle => "handle",
             Source::Symbol => "symbol",
             Source::Scan => "scan",
+            Source::Device => "device",
             Source::Unresolved => "unresolved",
         }
     }
@@ -63,8 +67,10 @@ impl Source {
 pub(super) type Objects = Rc<RefCell<opaque::Objects>>;
 
 /// The kernels of a process.
-pub(super) struct Kernels {
+pub(in super::super) struct Kernels {
     pid: u32,
+    /// The definition of what was launched last; 0 for nothing yet.
+    pub(super) last: u32,
     /// Whether all handles there are have been seen to be handed out.
     is_new: bool,
     by_handle: FxHashMap<u64, Kernel>,
@@ -73,10 +79,12 @@ pub(super) struct Kernels {
     /// Variables that will hold the runtime's handle for a stub, and the stub.
     unfilled: Vec<(u64, u64)>,
     objects: Objects,
-    /// Where the names of the definitions are from.
-    sources: FxHashMap<u32, Source>,
+    /// Where the names of the definitions are from, and the hash of each name.
+    sources: FxHashMap<u32, (u64, Source)>,
     /// How often kernels were launched whose definition has no name yet.
     unnamed: FxHashMap<u32, u64>,
+    /// The same of kernels whose handles were forgotten.
+    unnamed_before: u64,
     scope: Rc<LaunchScope>,
     /// Definitions of kernels that are not in it.
     left_out: FxHashSet<u32>,
@@ -95,6 +103,7 @@ impl Kernels {
     pub(super) fn new(pid: u32, is_new: bool, scope: Rc<LaunchScope>) -> Kernels {
         Kernels {
             pid,
+            last: 0,
             is_new,
             by_handle: FxHashMap::default(),
             by_stub: FxHashMap::default(),
@@ -102,6 +111,7 @@ impl Kernels {
             objects: Objects::default(),
             sources: FxHashMap::default(),
             unnamed: FxHashMap::default(),
+            unnamed_before: 0,
             scope,
             left_out: FxHashSet::default(),
         }
@@ -114,6 +124,7 @@ impl Kernels {
 
     /// Counts a launch of this definition, if that has no name.
     pub(super) fn launched(&mut self, id: u32) {
+        self.last = id;
         if let Some(launches) = self.unnamed.get_mut(&id) {
             *launches += 1;
         }
@@ -121,7 +132,7 @@ impl Kernels {
 
     /// How many launches are of kernels without a name.
     pub(super) fn unnamed_launches(&self) -> u64 {
-        self.unnamed.values().sum()
+        self.unnamed_before + self.unnamed.values().sum::<u64>()
     }
 
     /// Learns which build of the driver the process runs.
@@ -136,9 +147,9 @@ impl Kernels {
         self.by_handle.values().map(|kernel| kernel.id)
     }
 
-    /// Where the names of the definitions that this process has used are from.
-    pub(super) fn sources(self) -> FxHashMap<u32, Source> {
-        self.sources
+    /// Where the names of the kernels that this process has used are from, by the hash of the name.
+    pub(super) fn sources(self) -> impl Iterator<Item = (u64, Source)> {
+        self.sources.into_values()
     }
 
     /// The definition of a kernel; `stub` is the host stub of a runtime launch around this one.
@@ -169,14 +180,30 @@ impl Kernels {
         let id = match known {
             Some(kernel) => kernel.id,
             None => {
-                let name = sink.string(&format!("unknown kernel @{handle:#x} of process {}", self.pid))?;
+                let name = sink.string(&self.unknown(handle))?;
                 sink.define(KernelName { name, module: 0 })?
             }
         };
+        self.make_room();
         self.by_handle.insert(handle, Kernel { id, source: Source::Unresolved, asked: version });
         self.unnamed.entry(id).or_default();
-        self.say_source(id, Source::Unresolved, sink)?;
+        self.say_source(id, &self.unknown(handle), Source::Unresolved, sink)?;
         Ok(id)
+    }
+
+    /// What a kernel without a name is called.
+    fn unknown(&self, handle: u64) -> String {
+        format!("unknown kernel @{handle:#x} of process {}", self.pid)
+    }
+
+    /// Forgets all handles when there are too many: most of them were given back long ago, and are learned again if not.
+    fn make_room(&mut self) {
+        if self.by_handle.len() >= MOST_KEPT {
+            self.by_handle.clear();
+            self.is_new = false;
+            self.unnamed_before += self.unnamed.drain().map(|(_, launches)| launches).sum::<u64>();
+            self.left_out.clear();
+        }
     }
 
     /// Learns a handle's name from the call that hands it out.
@@ -191,11 +218,18 @@ impl Kernels {
         self.sample(kind, handle, name, sink)
     }
 
+    /// Learns a handle's name from the process itself, if there is none yet.
+    pub(super) fn told<S: Sink>(&mut self, handle: u64, name: &str, sink: &mut S) -> Result<(), S::Error> {
+        let is_known = self.by_handle.get(&handle).is_some_and(|kernel| kernel.source != Source::Unresolved);
+        if is_known { Ok(()) } else { self.name(handle, name, Source::Device, sink).map(|_| ()) }
+    }
+
     /// Learns a handle's name. The latest counts, as a handle may be used again for another kernel.
     fn name<S: Sink>(&mut self, handle: u64, name: &str, source: Source, sink: &mut S) -> Result<u32, S::Error> {
         let string = sink.string(name)?;
         let id = sink.define(KernelName { name: string, module: 0 })?;
-        self.say_source(id, source, sink)?;
+        self.say_source(id, name, source, sink)?;
+        self.make_room();
         if !self.scope.has_kernel(name) {
             self.left_out.insert(id);
         }
@@ -203,7 +237,7 @@ impl Kernels {
             && before.source == Source::Unresolved
         {
             sink.property(DefinitionKind::Kernel as u16, before.id, property::NAME, name)?;
-            self.say_source(before.id, source, sink)?;
+            self.say_source(before.id, name, source, sink)?;
             // It is the same kernel.
             self.sources.remove(&before.id);
             self.unnamed.remove(&before.id);
@@ -211,8 +245,26 @@ impl Kernels {
         Ok(id)
     }
 
-    fn say_source<S: Sink>(&mut self, id: u32, source: Source, sink: &mut S) -> Result<(), S::Error> {
-        if self.sources.insert(id, source) == Some(source) {
+    /// Learns from the device the name of a launch's kernel, by its definition. Nothing where that has a name.
+    pub(in super::super) fn named_by_device<S: Sink>(
+        &mut self,
+        id: u32,
+        name: &str,
+        sink: &mut S,
+    ) -> Result<(), S::Error> {
+        if !self.unnamed.contains_key(&id) {
+            return Ok(());
+        }
+        let handle = self.by_handle.iter().find(|(_, kernel)| kernel.id == id).map(|(&handle, _)| handle);
+        handle.map_or(Ok(()), |handle| self.name(handle, name, Source::Device, sink).map(|_| ()))
+    }
+
+    fn say_source<S: Sink>(&mut self, id: u32, name: &str, source: Source, sink: &mut S) -> Result<(), S::Error> {
+        let said = (FxBuildHasher.hash_one(name), source);
+        if self.sources.len() >= MOST_KEPT {
+            self.sources.clear();
+        }
+        if self.sources.insert(id, said) == Some(said) {
             return Ok(());
         }
         sink.property(DefinitionKind::Kernel as u16, id, property::NAME_SOURCE, source.name())

@@ -6,7 +6,7 @@
 //! and streams (`objects.rs`), graphs (`graphs.rs`; `capturing.rs` has the streams that are captured). CPU samples become events in `samples.rs`, time
 //! off the processor in `off_cpu.rs`.
 
-mod account;
+pub(in super::super::collect) mod account;
 mod arguments;
 mod calls;
 mod capturing;
@@ -15,7 +15,7 @@ mod copies;
 mod gaps;
 mod graphs;
 mod kept;
-mod kernels;
+pub(in super::super::collect) mod kernels;
 mod native;
 mod objects;
 mod off_cpu;
@@ -28,7 +28,11 @@ mod thread;
 use std::collections::BTreeMap;
 use std::mem::offset_of;
 use std::rc::Rc;
+use std::sync::Arc;
 
+use ktape_ebpf::inside::{
+    self, Clocks, CopyRan, Correlated, FunctionName, KernelRan, Missing, Ran, RangeTold, SetRan, Text,
+};
 use ktape_ebpf::python::Interpreter;
 use ktape_ebpf::wire::{
     Call, CodeRecord, Lifecycle, ListsCall, MemoryCall, NAME_BYTES, NativeBody, OffCpu, Plain as _, Return,
@@ -40,6 +44,7 @@ use ktape_format::event;
 use ktape_format::table::DefinitionKind;
 use rustc_hash::FxHashMap;
 
+use super::inside::device::{Around, Device, DeviceCounts, Did, Work};
 use crate::probes::functions::Probed;
 use crate::target::libraries::FileId;
 use crate::target::stubs::live;
@@ -133,9 +138,20 @@ pub struct Outside {
     off_cpu_written: u64,
     /// What is known of the objects of each driver.
     drivers: FxHashMap<FileId, kernels::Objects>,
-    /// Where the names of kernels are from, by definition, of the processes that ended.
-    sources: FxHashMap<u32, Source>,
+    /// Where the names of kernels are from, by the hash of the name, of the processes that ended.
+    sources: FxHashMap<u64, Source>,
+    /// The same of kernels that are not told apart any more: of each process that ended, as many as it had.
+    further_sources: BTreeMap<Source, u64>,
+    /// Whether the device's own times are asked for: then each copy is told by the device, and not by its call.
+    device_times: bool,
+    device: DeviceCounts,
+    /// Of the call that is being written.
+    work: Vec<Work>,
 }
+
+/// So many of one sort are kept: objects of a process that it may make without end, kernels of a node. A process that does
+/// work has thousands; one that comes to this gives no object back, or its calls were lost that do.
+const MOST_KEPT: usize = 1 << 18;
 
 /// What is known of one process.
 struct Process {
@@ -153,6 +169,73 @@ struct Process {
     stackless: u64,
     /// Samples likewise.
     stackless_samples: u64,
+}
+
+/// What writes the rows of calls and of what they have the device do.
+struct Teller<'a> {
+    process: u32,
+    kernels: &'a mut Kernels,
+    objects: &'a mut Objects,
+    account: &'a mut Account,
+    counts: &'a mut DeviceCounts,
+    work: &'a mut Vec<Work>,
+    device_times: bool,
+}
+
+/// A process's [`Teller`]. A macro, as its threads may be borrowed meanwhile.
+macro_rules! teller {
+    ($outside:ident, $process:ident) => {
+        Teller {
+            process: $process.id,
+            kernels: &mut $process.kernels,
+            objects: &mut $process.objects,
+            account: &mut $outside.account,
+            counts: &mut $outside.device,
+            work: &mut $outside.work,
+            device_times: $outside.device_times,
+        }
+    };
+}
+
+impl Teller<'_> {
+    /// Writes a call that was not seen to return. Returns how many events it is, which is 1 or 0.
+    fn give_up<S: Sink>(&mut self, pending: Pending, sink: &mut S) -> Result<u64, S::Error> {
+        self.tell(pending.key, pending.cupti, pending.open, sink)
+    }
+
+    /// Writes a call as it is; `cupti` is its number there.
+    fn tell<S: Sink>(&mut self, key: Key, cupti: u32, open: Open, sink: &mut S) -> Result<u64, S::Error> {
+        let fate = open.emit(self.work, sink)?;
+        self.settle(key, fate, cupti, sink)
+    }
+
+    /// Settles a call whose row is written, and writes what it has the device do, as far as the device does not tell of that.
+    fn settle<S: Sink>(&mut self, key: Key, fate: Fate, cupti: u32, sink: &mut S) -> Result<u64, S::Error> {
+        let mut work = std::mem::take(self.work);
+        for work in work.drain(..) {
+            match work {
+                work if self.device_times => {
+                    self.with_device(|device, around| device.work(cupti, work, around, sink))?
+                }
+                Work::Copy(row) => sink.event(row)?,
+                Work::Set(row) => sink.event(row)?,
+            }
+        }
+        *self.work = work;
+        Ok(self.account.settle(key, fate))
+    }
+
+    fn with_device<T>(&mut self, action: impl FnOnce(&mut Device, &mut Around<'_>) -> T) -> T {
+        let Objects { device, context_of, .. } = &mut *self.objects;
+        let mut around = Around {
+            process: self.process,
+            kernels: self.kernels,
+            contexts: context_of,
+            account: self.account,
+            counts: self.counts,
+        };
+        action(device, &mut around)
+    }
 }
 
 impl Outside {
@@ -180,7 +263,21 @@ impl Outside {
             off_cpu_written: 0,
             drivers: FxHashMap::default(),
             sources: FxHashMap::default(),
+            device_times: false,
+            device: DeviceCounts::default(),
+            work: Vec::new(),
+            further_sources: BTreeMap::new(),
         }
+    }
+
+    /// From now on the device's own times are told.
+    pub fn expect_device_times(&mut self) {
+        self.device_times = true;
+    }
+
+    /// What became of what the device did.
+    pub fn device(&self) -> DeviceCounts {
+        self.device
     }
 
     /// Begins a process, or a new program of one that is known. `is_new` says that nothing it did was missed.
@@ -265,13 +362,17 @@ impl Outside {
 
     /// How many kernels have their names from where, of the processes that ended.
     pub fn kernels(&self) -> BTreeMap<Source, u64> {
-        let mut kernels = BTreeMap::new();
+        let mut kernels = self.further_sources.clone();
         self.sources.values().for_each(|&source| *kernels.entry(source).or_default() += 1);
         kernels
     }
 
     /// Ends a process: calls that never returned become events as they are.
     pub fn end_process<S: Sink>(&mut self, pid: u32, sink: &mut S) -> Result<(), S::Error> {
+        self.leave_process(pid, true, sink)
+    }
+
+    fn leave_process<S: Sink>(&mut self, pid: u32, has_ended: bool, sink: &mut S) -> Result<(), S::Error> {
         let Some(mut process) = self.processes.remove(&pid) else { return Ok(()) };
         let calls = process.threads.values().map(|thread| thread.calls).max().unwrap_or(0);
         self.busiest_ended = self.busiest_ended.max(calls);
@@ -279,16 +380,31 @@ impl Outside {
         pending.sort_by_key(|pending| pending.start_ns);
         for pending in pending {
             self.gaps.calls_without_return += 1;
-            self.events += self.account.settle(pending.key, pending.open.emit(sink)?);
+            let mut teller = teller!(self, process);
+            self.events += teller.give_up(pending, sink)?;
         }
+        let mut teller = teller!(self, process);
+        teller.with_device(|device, around| device.finish(has_ended, around, sink))?;
         self.unnamed_launches += process.kernels.unnamed_launches();
-        self.sources.extend(process.kernels.sources());
+        for (kernel, source) in process.kernels.sources() {
+            if self.sources.len() < MOST_KEPT || self.sources.contains_key(&kernel) {
+                self.sources.insert(kernel, source);
+            } else {
+                *self.further_sources.entry(source).or_default() += 1;
+            }
+        }
+        self.drivers.retain(|_, objects| Rc::strong_count(objects) > 1);
         Ok(())
     }
 
     /// Forgets what no call can refer to any more. To be called every few seconds.
     pub fn sweep(&mut self) {
         self.processes.values_mut().for_each(|process| process.stacks.sweep());
+    }
+
+    /// Learns that what is written goes onto another tape from now on.
+    pub fn begin_tape(&mut self) {
+        self.processes.values_mut().for_each(|process| process.objects.graphs.begin_tape());
     }
 
     /// Learns whether calls were lost since the last time.
@@ -300,7 +416,7 @@ impl Outside {
     pub fn finish<S: Sink>(&mut self, sink: &mut S) -> Result<(), S::Error> {
         let mut pids: Vec<u32> = self.processes.keys().copied().collect();
         pids.sort_unstable();
-        pids.into_iter().try_for_each(|pid| self.end_process(pid, sink))
+        pids.into_iter().try_for_each(|pid| self.leave_process(pid, false, sink))
     }
 
     /// The id of a process's definition; 0 for one that is not known.
@@ -467,9 +583,101 @@ impl Outside {
                     return self.lifecycle(&life, sink);
                 }
             }
+            inside::kind::CORRELATED => {
+                if let Some(correlated) = Correlated::read(record) {
+                    self.correlated(&correlated, sink)?;
+                }
+            }
+            inside::kind::FUNCTION_NAME => {
+                if let Some(name) = FunctionName::read(record)
+                    && let Some(process) = self.processes.get_mut(&upper(name.pid_tid))
+                {
+                    let text = record.get(size_of::<FunctionName>()..).unwrap_or_default();
+                    let text = text.get(..name.bytes as usize).unwrap_or(text);
+                    process.kernels.told(name.handle, &String::from_utf8_lossy(text), sink)?;
+                }
+            }
+            inside::kind::CLOCKS => {
+                if let Some(clocks) = Clocks::read(record) {
+                    sink.event(event::ClockPair {
+                        start_ns: clocks.monotonic_ns as i64,
+                        clock: event::clock_kind::CUPTI,
+                        value_ns: clocks.cupti_ns as i64,
+                        uncertainty_ns: clocks.uncertainty_ns,
+                        device: 0,
+                    })?;
+                }
+            }
+            inside::kind::MISSING => {
+                if let Some(missing) = Missing::read(record) {
+                    self.missing(&missing, sink)?;
+                }
+            }
             _ => {}
         }
         Ok(None)
+    }
+
+    /// Takes what the device did; `name` is that of a kernel, and `now_ns` when it was read. As [`Outside::take`].
+    pub fn take_device<S: Sink>(
+        &mut self,
+        record: &[u8],
+        name: impl FnOnce(u32) -> Option<Arc<str>>,
+        now_ns: u64,
+        sink: &mut S,
+    ) -> Result<Option<Notice>, S::Error> {
+        let Some(ran) = Ran::read(record) else { return Ok(None) };
+        let did = match ran.kind {
+            inside::kind::KERNEL_RAN => KernelRan::read(record).map(|kernel| {
+                let name = name(kernel.name).unwrap_or_default();
+                Did::Kernel(kernel, name)
+            }),
+            inside::kind::COPY_RAN => CopyRan::read(record).map(Did::Copy),
+            inside::kind::SET_RAN => SetRan::read(record).map(Did::Set),
+            _ => None,
+        };
+        let pid = upper(ran.pid_tid);
+        let (Some(did), Some(process)) = (did, self.processes.get_mut(&pid)) else {
+            return Ok(Some(Notice::Unknown(pid)));
+        };
+        teller!(self, process).with_device(|device, around| device.did(did, now_ns, around, sink))?;
+        Ok(None)
+    }
+
+    /// Ends the waiting of what the device did for a call that does not come. To be called every second.
+    pub fn sweep_device<S: Sink>(&mut self, now_ns: u64, sink: &mut S) -> Result<(), S::Error> {
+        self.processes.values_mut().try_for_each(|process| {
+            teller!(self, process).with_device(|device, around| device.sweep(now_ns, around, sink))
+        })
+    }
+
+    fn correlated<S: Sink>(&mut self, correlated: &Correlated, sink: &mut S) -> Result<(), S::Error> {
+        let Some(process) = self.processes.get_mut(&upper(correlated.pid_tid)) else { return Ok(()) };
+        let id = correlated.correlation;
+        let thread = process.threads.get_mut(&lower(correlated.pid_tid));
+        let Some(called) = thread.and_then(|thread| thread.correlated(id)) else { return Ok(()) };
+        teller!(self, process).with_device(|device, around| device.called(id, called, around, sink))
+    }
+
+    /// Writes a loss row for what CUPTI has not handed out as it should.
+    fn missing<S: Sink>(&mut self, missing: &Missing, sink: &mut S) -> Result<(), S::Error> {
+        let cause = match missing.why {
+            inside::missing::DROPPED => "CUPTI dropped its records",
+            inside::missing::BACKWARDS => "CUPTI's records end before they begin",
+            inside::missing::UNKNOWN_KIND => "CUPTI's records are of a kind that is not known",
+            inside::missing::UNREADABLE => "a buffer of CUPTI's could not be read to its end",
+            _ => "CUPTI's records are missing",
+        };
+        self.device.missing = self.device.missing.saturating_add(missing.count);
+        let cause = sink.string(cause)?;
+        sink.event(event::Loss {
+            start_ns: missing.since_ns as i64,
+            duration_ns: missing.until_ns.saturating_sub(missing.since_ns),
+            process: process_id(&self.processes, upper(missing.pid_tid)),
+            count: missing.count,
+            kind: 0,
+            cause,
+        })
     }
 
     fn call<S: Sink>(&mut self, arguments: &Arguments<'_>, sink: &mut S) -> Result<(), S::Error> {
@@ -497,9 +705,11 @@ impl Outside {
         }
         let thread = Thread::of(&mut process.threads, (process.id, process.pid), lower(call.pid_tid), sink)?;
         // What is not below a call on the stack is not within it: that one has ended without being seen to.
+        thread.last = None;
         while let Some(abandoned) = thread.take_abandoned(call.stack_pointer) {
             self.gaps.calls_without_return += 1;
-            self.events += self.account.settle(abandoned.key, abandoned.open.emit(sink)?);
+            let mut teller = teller!(self, process);
+            self.events += teller.give_up(abandoned, sink)?;
         }
         if self.function_ids[index] == 0 {
             self.function_ids[index] = define_function(&function.symbol, sink)?;
@@ -547,16 +757,21 @@ impl Outside {
         }
         let has_return = function.meaning.wants_return(self.launch_durations);
         let open = within.captured(arguments, open, has_return, sink)?;
+        if self.device_times {
+            thread.last = open.called(process.kernels.last);
+        }
         if has_return {
             thread.push(Pending {
                 function: call.function,
                 stack_pointer: call.stack_pointer,
                 start_ns: call.time_ns as i64,
                 key,
+                cupti: 0,
                 open,
             });
         } else {
-            self.events += self.account.settle(key, open.emit(sink)?);
+            let mut teller = teller!(self, process);
+            self.events += teller.tell(key, 0, open, sink)?;
         }
         Ok(())
     }
@@ -572,7 +787,8 @@ impl Outside {
         // A call above this one on the list lies within it, and has ended with it.
         while let Some(abandoned) = thread.take_abandoned(returned.stack_pointer.wrapping_sub(8 + 1)) {
             self.gaps.calls_without_return += 1;
-            self.events += self.account.settle(abandoned.key, abandoned.open.emit(sink)?);
+            let mut teller = teller!(self, process);
+            self.events += teller.give_up(abandoned, sink)?;
         }
         let Some(pending) = thread.take_returned(returned) else {
             self.gaps.returns_without_call += 1;
@@ -583,8 +799,13 @@ impl Outside {
             result: returned.result as i32,
             outs: returned.outs,
         };
-        let fate = pending.open.finish(&end, thread, &mut process.kernels, &mut process.objects, sink)?;
-        self.events += self.account.settle(pending.key, fate);
+        let Pending { key, cupti, open, .. } = pending;
+        let fate = open.finish(&end, thread, &mut process.kernels, &mut process.objects, &mut self.work, sink)?;
+        let mut teller = teller!(self, process);
+        self.events += teller.settle(key, fate, cupti, sink)?;
+        if cupti != 0 && end.result != 0 {
+            process.objects.device.refused(cupti, &mut self.device);
+        }
         let untold = process.objects.graphs.take_untold();
         self.gaps.unknown_graph_changes += untold.changes;
         self.gaps.captures_without_begin += untold.captures;
@@ -644,7 +865,8 @@ impl Outside {
             self.busiest_ended = self.busiest_ended.max(calls);
             for pending in ended.into_iter().flat_map(|mut thread| thread.take_all()) {
                 self.gaps.calls_without_return += 1;
-                self.events += self.account.settle(pending.key, pending.open.emit(sink)?);
+                let mut teller = teller!(self, process);
+                self.events += teller.give_up(pending, sink)?;
             }
         }
         Ok(notice)
@@ -657,7 +879,7 @@ impl Outside {
 }
 
 /// Whose a record is: where that stands depends on its kind.
-fn pid_of(kind: u32, record: &[u8]) -> Option<u32> {
+pub(super) fn pid_of(kind: u32, record: &[u8]) -> Option<u32> {
     let offset = match kind {
         kind::STACK_BODY => offset_of!(StackBody, pid_tid),
         kind::NATIVE_BODY => offset_of!(NativeBody, pid_tid),
@@ -667,6 +889,13 @@ fn pid_of(kind: u32, record: &[u8]) -> Option<u32> {
         kind::RETURN => offset_of!(Return, pid_tid),
         kind::SAMPLE => offset_of!(Sample, pid_tid),
         kind::OFF_CPU => offset_of!(OffCpu, pid_tid),
+        inside::kind::CORRELATED => offset_of!(Correlated, pid_tid),
+        inside::kind::TEXT => offset_of!(Text, pid_tid),
+        inside::kind::KERNEL_RAN | inside::kind::COPY_RAN | inside::kind::SET_RAN => offset_of!(Ran, pid_tid),
+        inside::kind::FUNCTION_NAME => offset_of!(FunctionName, pid_tid),
+        inside::kind::CLOCKS => offset_of!(Clocks, pid_tid),
+        inside::kind::MISSING => offset_of!(Missing, pid_tid),
+        inside::kind::RANGE => offset_of!(RangeTold, pid_tid),
         _ => offset_of!(Call, pid_tid),
     };
     let word = record.get(offset..)?.first_chunk::<8>()?;

@@ -11,13 +11,16 @@ use std::time::{Duration, Instant};
 
 use ktape_ebpf::python::End;
 use ktape_ebpf::wire::MAX_NATIVE_FRAMES;
-use rustc_hash::FxHashMap;
+use rustc_hash::{FxHashMap, FxHashSet};
 
 use crate::target::maps::{self, Mapping};
 use crate::target::modules::Module;
 
 /// How often at most mappings are read for an address that is in none of them: most such are no addresses of code at all.
 const BETWEEN_LOOKS: Duration = Duration::from_millis(100);
+
+/// So many paths mean a build by themselves.
+const MOST_PATHS: usize = 1 << 16;
 
 /// A file that is mapped, as the kernel tells files apart, and the path that it has in the process.
 type FileKey = ((u32, u32), u64);
@@ -86,6 +89,9 @@ impl Natives {
         let of_runtime = mappings.iter().rfind(|mapping| mapping.is_file() && mapping.start <= self.runtime);
         self.interpreter = of_runtime.map(key).or(self.interpreter);
         mappings.retain(|mapping| mapping.executable);
+        // A process that compiles for itself maps new files as long as it runs.
+        let mapped: FxHashSet<FileKey> = mappings.iter().map(key).collect();
+        self.modules.retain(|file, _| mapped.contains(file));
         self.code = mappings;
     }
 
@@ -155,12 +161,13 @@ impl Builds {
     /// What a module is called on the tape: by its path, if that means no other build already.
     pub(super) fn file<'module>(&mut self, module: &'module Module) -> Cow<'module, str> {
         match self.0.get(&module.path) {
-            None => {
+            // What comes beyond has its build at its name, in case.
+            None if self.0.len() < MOST_PATHS => {
                 self.0.insert(module.path.clone(), module.build_id.clone());
                 Cow::Borrowed(&module.path)
             }
             Some(build_id) if *build_id == module.build_id => Cow::Borrowed(&module.path),
-            Some(_) => {
+            _ => {
                 let build_id = module.build_id.as_deref().unwrap_or("none");
                 Cow::Owned(format!("{} (build id {build_id})", module.path))
             }
@@ -245,6 +252,31 @@ mod tests {
         // The call is the last instruction of the mapping.
         let frames = natives().frames(&[0x3_0000, 0x3_1000], false);
         assert_eq!(names(&frames), ["libfoo.so+0x1000", "libfoo.so+0x1fff"]);
+    }
+
+    #[test]
+    fn files_that_are_mapped_no_more_are_forgotten() {
+        let mut natives = natives();
+        natives.frames(&[0x3_0010, 0x1_0021], false);
+        assert_eq!(natives.modules.len(), 2);
+        natives.set_mappings(vec![mapping(0x1_0000, "/opt/python", 1, true)]);
+        assert_eq!(natives.modules.len(), 1);
+    }
+
+    #[test]
+    fn paths_beyond_the_bound_have_their_build_in_their_name() {
+        let mut builds = Builds::default();
+        let module = |path: usize| {
+            let mut module = Module::default();
+            (module.path, module.build_id) = (path.to_string(), Some("b1".to_owned()));
+            module
+        };
+        for path in 0..MOST_PATHS {
+            assert_eq!(builds.file(&module(path)), path.to_string());
+        }
+        assert_eq!(builds.file(&module(MOST_PATHS)), format!("{MOST_PATHS} (build id b1)"));
+        assert_eq!(builds.file(&module(7)), "7");
+        assert_eq!(builds.0.len(), MOST_PATHS);
     }
 
     #[test]

@@ -13,6 +13,8 @@ use ktape_format::event::{allocator, copy_kind, memory_kind};
 use ktape_format::table::DefinitionKind;
 use rustc_hash::FxHashMap;
 
+use super::super::inside::device;
+use super::MOST_KEPT;
 use super::graphs::Graphs;
 use super::thread::Thread;
 
@@ -20,6 +22,17 @@ use super::thread::Thread;
 const LEGACY: u64 = 1;
 /// `CU_STREAM_PER_THREAD`
 const PER_THREAD: u64 = 2;
+
+/// Allocations of a process that are known at a time.
+const MOST_ALLOCATED: usize = 1 << 20;
+
+/// A map with room for one more: one that is full is emptied, and what was in it counts as from before the recording.
+fn bounded<K, V>(map: &mut FxHashMap<K, V>) -> &mut FxHashMap<K, V> {
+    if map.len() >= MOST_KEPT {
+        map.clear();
+    }
+    map
+}
 
 /// The contexts and streams of a process.
 pub(super) struct Objects {
@@ -35,6 +48,10 @@ pub(super) struct Objects {
     /// Whether all allocations there are have been seen.
     is_new: bool,
     pub(super) graphs: Graphs,
+    /// What the device did, and the calls that had it do that.
+    pub(super) device: device::Device,
+    /// The context of each stream, by their definitions.
+    pub(super) context_of: FxHashMap<u32, u32>,
     /// The call that recorded each event last.
     recorded: FxHashMap<u64, u64>,
     /// Block and shared memory of functions that are launched as before CUDA 4.
@@ -53,6 +70,8 @@ impl Objects {
             allocated: BTreeMap::new(),
             is_new,
             graphs: Graphs::new(process),
+            device: device::Device::default(),
+            context_of: FxHashMap::default(),
             recorded: FxHashMap::default(),
             launch_shapes: FxHashMap::default(),
             communicators: FxHashMap::default(),
@@ -61,7 +80,7 @@ impl Objects {
 
     /// Learns on which device a context is.
     pub(super) fn context_on(&mut self, context: u64, device: u32) {
-        self.devices.insert(context, device);
+        bounded(&mut self.devices).insert(context, device);
     }
 
     /// Learns that a context is on the device of another.
@@ -86,7 +105,7 @@ impl Objects {
 
     /// Learns how a stream was made.
     pub(super) fn stream_made(&mut self, handle: u64, flags: u32, priority: i32) {
-        self.made.insert(handle, (flags, priority));
+        bounded(&mut self.made).insert(handle, (flags, priority));
         if let Some(before) = self.streams.remove(&(handle, 0)) {
             self.graphs.captures.forget(before);
         }
@@ -116,6 +135,7 @@ impl Objects {
         let context = sink.define(Context { process: self.process, device, native: current })?;
         let (flags, priority) = self.made.get(&native).copied().unwrap_or_default();
         let id = sink.define(Stream { context, native, priority, flags })?;
+        self.context_of.insert(id, context);
         if is_default {
             let name = if native == 0 {
                 "default stream".to_owned()
@@ -124,12 +144,12 @@ impl Objects {
             };
             sink.property(DefinitionKind::Stream as u16, id, property::NAME, &name)?;
         }
-        self.streams.insert(key, id);
+        bounded(&mut self.streams).insert(key, id);
         Ok(id)
     }
 
     pub(super) fn recorded(&mut self, event: u64, correlation: u64) {
-        self.recorded.insert(event, correlation);
+        bounded(&mut self.recorded).insert(event, correlation);
     }
 
     /// The correlation id of the call that recorded an event last; 0 for none that was seen.
@@ -145,12 +165,20 @@ impl Objects {
             allocator::VIRTUAL => return,
             _ => memory_kind::DEVICE,
         };
-        self.allocated.insert(address, (bytes, memory));
+        self.remember(address, bytes, memory);
     }
 
     /// Learns that there is memory of a device behind addresses.
     pub(super) fn mapped(&mut self, address: u64, bytes: u64) {
-        self.allocated.insert(address, (bytes, memory_kind::DEVICE));
+        self.remember(address, bytes, memory_kind::DEVICE);
+    }
+
+    fn remember(&mut self, address: u64, bytes: u64, memory: u8) {
+        if self.allocated.len() >= MOST_ALLOCATED {
+            self.allocated.clear();
+            self.is_new = false;
+        }
+        self.allocated.insert(address, (bytes, memory));
     }
 
     /// Learns that there is none any more: it may have been mapped in several parts.
@@ -168,15 +196,15 @@ impl Objects {
     }
 
     pub(super) fn set_block(&mut self, function: u64, block: [u32; 3]) {
-        self.launch_shapes.entry(function).or_default().0 = block;
+        bounded(&mut self.launch_shapes).entry(function).or_default().0 = block;
     }
 
     pub(super) fn set_shared_bytes(&mut self, function: u64, bytes: u32) {
-        self.launch_shapes.entry(function).or_default().1 = bytes;
+        bounded(&mut self.launch_shapes).entry(function).or_default().1 = bytes;
     }
 
     pub(super) fn communicator_made(&mut self, communicator: u64, rank: u32, ranks: u32) {
-        self.communicators.insert(communicator, (rank, ranks));
+        bounded(&mut self.communicators).insert(communicator, (rank, ranks));
     }
 
     pub(super) fn communicator_ended(&mut self, communicator: u64) {
@@ -202,5 +230,28 @@ impl Objects {
     /// The size of what is given back; 0 for what was handed out before the recording.
     pub(super) fn freed(&mut self, address: u64) -> u64 {
         self.allocated.remove(&address).map_or(0, |(bytes, _)| bytes)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_process_never_gives_back_is_bounded_and_then_unknown() {
+        let mut objects = Objects::new(1, true);
+        objects.recorded(1, 77);
+        assert_eq!(objects.recorded_by(1), 77);
+        for event in 0..3 * MOST_KEPT as u64 {
+            objects.recorded(1000 + event, event);
+        }
+        assert!(objects.recorded.len() <= MOST_KEPT);
+        assert_eq!(objects.recorded_by(1), 0);
+        assert_eq!(objects.memory_at(5), memory_kind::PAGEABLE);
+        for address in 0..=MOST_ALLOCATED as u64 {
+            objects.mapped(0x1000 * (1 + address), 0x1000);
+        }
+        assert!(objects.allocated.len() <= MOST_ALLOCATED);
+        assert_eq!(objects.memory_at(5), memory_kind::UNKNOWN, "what was handed out is not known any more");
     }
 }

@@ -3,7 +3,9 @@
 use ktape_ebpf::wire::{self, Off};
 use ktape_format::Sink;
 use ktape_format::event::OffCpu;
+use ktape_format::table::Row as _;
 
+use super::account::{Fate, Key, give};
 use super::thread::Thread;
 use super::{Outside, lower, upper};
 
@@ -14,19 +16,27 @@ impl Outside {
     }
 
     pub(super) fn off_cpu<S: Sink>(&mut self, record: &wire::OffCpu, sink: &mut S) -> Result<(), S::Error> {
-        let Some(process) = self.processes.get_mut(&upper(record.pid_tid)) else { return Ok(()) };
+        let Some(process) = self.processes.get_mut(&upper(record.pid_tid)) else {
+            // The recorder tells it as lost when it ends; its interval does not wait for that.
+            self.account.settle(key(record), Fate::Lost(OffCpu::KIND));
+            return Ok(());
+        };
         let tid = lower(record.pid_tid);
         let thread = Thread::of(&mut process.threads, (process.id, process.pid), tid, sink)?.id;
         let &wire::OffCpu { cpu, duration_ns, runnable_ns, .. } = record;
         let (start_ns, reason) = (record.time_ns as i64, record.reason as u8);
-        sink.event(OffCpu { start_ns, duration_ns, thread, runnable_ns, reason, cpu })?;
+        let fate = give(OffCpu { start_ns, duration_ns, thread, runnable_ns, reason, cpu }, sink)?;
+        self.account.settle(key(record), fate);
         self.off_cpu_written += 1;
         Ok(())
     }
 
-    /// Takes a thread that still is off its processor when the recording ends: up to then. Returns whether it is an event.
+    /// Takes a thread that still is off its processor when the recording ends: up to then. Returns whether it is an event. No
+    /// program has seen the end of it, so it is counted as seen here.
     pub fn still_off<S: Sink>(&mut self, tid: u32, off: &Off, end_ns: u64, sink: &mut S) -> Result<bool, S::Error> {
-        let before = self.off_cpu_written;
+        if !self.processes.contains_key(&off.pid) {
+            return Ok(false);
+        }
         let runnable_ns = match off.runnable_since_ns {
             0 => 0,
             since_ns => end_ns.saturating_sub(since_ns),
@@ -38,9 +48,16 @@ impl Outside {
             pid_tid: u64::from(off.pid) << 32 | u64::from(tid),
             duration_ns: end_ns.saturating_sub(off.left_ns),
             runnable_ns,
-            reason: off.reason,
+            reason: off.reason as u32,
+            end_cpu: off.cpu,
         };
         self.off_cpu(&record, sink)?;
-        Ok(self.off_cpu_written > before)
+        self.account.saw(key(&record));
+        Ok(true)
     }
+}
+
+/// What a stretch is counted under: by when and where it ended. See [`wire::tally::OFF_CPU`].
+fn key(record: &wire::OffCpu) -> Key {
+    Key::new(record.time_ns.wrapping_add(record.duration_ns), record.end_cpu as u16, OffCpu::KIND)
 }

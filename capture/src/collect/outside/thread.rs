@@ -12,6 +12,7 @@ use ktape_format::definition::{self, property};
 use ktape_format::table::DefinitionKind;
 use rustc_hash::FxHashMap;
 
+use super::super::inside::device::Called;
 use super::account::Key;
 use super::calls::Open;
 
@@ -22,6 +23,8 @@ pub(super) struct Pending {
     pub(super) start_ns: i64,
     /// What it is counted under.
     pub(super) key: Key,
+    /// CUPTI's number of the call; 0 where it was not told.
+    pub(super) cupti: u32,
     pub(super) open: Open,
 }
 
@@ -33,6 +36,8 @@ pub(super) struct Thread {
     /// Calls since they were counted last.
     pub(super) calls: u64,
     pending: Vec<Pending>,
+    /// The last call, if it may have the device do something and its CUPTI number was not told yet.
+    pub(super) last: Option<Called>,
     /// The current context and those below it; empty where the thread has set none since the recording began.
     pub(super) contexts: Vec<u64>,
     /// The runtime's launch that it may be in: host stub or handle, and stack pointer.
@@ -59,7 +64,7 @@ impl Thread {
         if let Ok(name) = std::fs::read_to_string(format!("/proc/{pid}/task/{tid}/comm")) {
             sink.property(DefinitionKind::Thread as u16, id, property::NAME, name.trim_end())?;
         }
-        Ok(Thread { id, tid, calls: 0, pending: Vec::new(), contexts: Vec::new(), runtime_launch: None })
+        Ok(Thread { id, tid, calls: 0, pending: Vec::new(), last: None, contexts: Vec::new(), runtime_launch: None })
     }
 
     pub(super) fn push(&mut self, pending: Pending) {
@@ -77,6 +82,17 @@ impl Thread {
             pending.function == returned.function && pending.stack_pointer.wrapping_add(8) == returned.stack_pointer
         };
         self.pending.pop_if(is_it)
+    }
+
+    /// Learns CUPTI's number of the last call. Returns the call, if it may have the device do something.
+    pub(super) fn correlated(&mut self, id: u32) -> Option<Called> {
+        let called = self.last.take()?;
+        if let Some(pending) =
+            self.pending.last_mut().filter(|pending| pending.open.correlation() == called.correlation)
+        {
+            pending.cupti = id;
+        }
+        Some(called)
     }
 
     /// The calls that have not returned, outermost first.

@@ -8,6 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result};
+use rustix::process::{Resource, Rlimit};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 
 use self::settings::Settings;
@@ -57,6 +58,9 @@ pub(super) fn run(args: Args) -> Result<Outcome> {
         fs::create_dir_all(parent).with_context(|| format!("cannot record into {}", folder.display()))?;
     }
     let signals = Signals::listen()?;
+    // Each recorded process takes a descriptor.
+    let limit = rustix::process::getrlimit(Resource::Nofile);
+    let _ = rustix::process::setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit });
     let mut session = Session::begin(Options {
         output: folder.clone(),
         segments: Some(settings.segments(&folder)),
@@ -65,22 +69,30 @@ pub(super) fn run(args: Args) -> Result<Outcome> {
         native: settings.native,
         buffer_bytes: settings.buffer.unwrap_or(recording::BUFFER_MIB) << 20,
         cpu_hz: settings.cpu_hz,
+        gpu_hz: settings.gpu_counters,
         max_overhead: settings.max_overhead,
         off_cpu: settings.off_cpu,
         node: Some(settings.scope()),
+        inside: None,
     })?;
     session.add_node()?;
     say(quiet, &format!("recording the node into {}; Ctrl-C ends it", folder.display()));
+    // A journal is read before a summary is.
+    session.tell_troubles(move |trouble| say(quiet, trouble));
     let mut progress = show_progress(quiet);
-    loop {
-        session.run(&signals.pause, &mut progress)?;
+    let ran = loop {
+        if let Err(error) = session.run(&signals.pause, &mut progress) {
+            break Err(error);
+        }
         signals.pause.store(false, Ordering::Relaxed);
         if signals.stop.load(Ordering::Relaxed) {
-            break;
+            break Ok(());
         }
         if signals.hangup.swap(false, Ordering::Relaxed) {
             // Whoever moves files away wants what was written so far.
-            session.rotate()?;
+            if let Err(error) = session.rotate() {
+                break Err(error);
+            }
             match asked.clone().with_file(config.as_deref()).and_then(|new| renew(&mut session, &settings, new)) {
                 Ok((new, said)) => {
                     settings = new;
@@ -90,8 +102,8 @@ pub(super) fn run(args: Args) -> Result<Outcome> {
                 Err(error) => say(false, &format!("SIGHUP: nothing is changed: {error:#}")),
             }
         }
-    }
-    let summary = session.end()?;
+    };
+    let summary = recording::end(session, ran)?;
     recording::report_as(&summary, json, quiet)?;
     recording::outcome(&summary)
 }

@@ -6,6 +6,7 @@ use std::time::Duration;
 use anyhow::{Context as _, Result, anyhow};
 use serde::Deserialize;
 
+use crate::collect::nvml;
 use crate::commands::quantities::{Bytes, Span};
 use crate::commands::recording;
 use crate::kernel::sampler::MOST_HZ;
@@ -48,6 +49,12 @@ pub(super) struct Settings {
     #[arg(long, value_name = "HZ", value_parser = clap::value_parser!(u32).range(1..=i64::from(MOST_HZ)))]
     #[serde(deserialize_with = "hz")]
     pub(super) cpu_hz: Option<u32>,
+    /// Also ask the GPUs so many times a second for their utilisation, memory, power, clocks, temperature and traffic: 10 if no
+    /// number is given
+    #[arg(long, value_name = "HZ", num_args = 0..=1, require_equals = true, default_missing_value = "10")]
+    #[arg(value_parser = clap::value_parser!(u32).range(1..=i64::from(nvml::MOST_HZ)))]
+    #[serde(deserialize_with = "gpu_hz")]
+    pub(super) gpu_counters: Option<u32>,
     /// Also record when threads of recorded processes do not run, and why
     #[arg(long)]
     pub(super) off_cpu: bool,
@@ -104,6 +111,7 @@ impl Settings {
             launch_durations: self.launch_durations || file.launch_durations,
             native: self.native || file.native,
             cpu_hz: self.cpu_hz.or(file.cpu_hz),
+            gpu_counters: self.gpu_counters.or(file.gpu_counters),
             off_cpu: self.off_cpu || file.off_cpu,
             max_overhead: self.max_overhead.or(file.max_overhead),
             buffer: self.buffer.or(file.buffer),
@@ -139,6 +147,7 @@ impl Settings {
             ("launch-durations", self.launch_durations != old.launch_durations),
             ("native", self.native != old.native),
             ("cpu-hz", self.cpu_hz != old.cpu_hz),
+            ("gpu-counters", self.gpu_counters != old.gpu_counters),
             ("off-cpu", self.off_cpu != old.off_cpu),
             ("max-overhead", self.max_overhead != old.max_overhead),
             ("buffer", self.buffer != old.buffer),
@@ -177,9 +186,17 @@ fn or<T>(said: Vec<T>, else_said: Vec<T>) -> Vec<T> {
 }
 
 fn hz<'de, D: serde::Deserializer<'de>>(from: D) -> Result<Option<u32>, D::Error> {
+    up_to(MOST_HZ, from)
+}
+
+fn gpu_hz<'de, D: serde::Deserializer<'de>>(from: D) -> Result<Option<u32>, D::Error> {
+    up_to(nvml::MOST_HZ, from)
+}
+
+fn up_to<'de, D: serde::Deserializer<'de>>(most: u32, from: D) -> Result<Option<u32>, D::Error> {
     let hz = u32::deserialize(from)?;
-    let fits = (1..=MOST_HZ).contains(&hz);
-    if fits { Ok(Some(hz)) } else { Err(serde::de::Error::custom(format!("must be 1 to {MOST_HZ}"))) }
+    let fits = (1..=most).contains(&hz);
+    if fits { Ok(Some(hz)) } else { Err(serde::de::Error::custom(format!("must be 1 to {most}"))) }
 }
 
 fn percent<'de, D: serde::Deserializer<'de>>(from: D) -> Result<Option<f64>, D::Error> {
@@ -224,6 +241,7 @@ mod tests {
             ("native = true\nnativ = true\n", ["line 2", "unknown field `nativ`"]),
             ("\n\nbuffer = 3\n", ["line 3", "power of two"]),
             ("cpu-hz = 0\n", ["line 1", "must be 1 to"]),
+            ("gpu-counters = 101\n", ["line 1", "must be 1 to 100"]),
             ("comm = \"python\"\n", ["line 1", "invalid type"]),
             ("functions = [\"launches\"]\n", ["line 1", "unknown variant"]),
             ("segment-time = \"10\"\n", ["line 1", "no length of time"]),

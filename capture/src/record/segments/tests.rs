@@ -236,7 +236,7 @@ fn a_segment_ends_when_it_is_long_enough() {
             launched += 1;
         }
         segments.looked -= LOOK;
-        segments.tend();
+        segments.tend().unwrap();
         if segments.is_due() {
             collector.rotate(&mut segments);
             rotated += 1;
@@ -284,7 +284,7 @@ fn records_until_it_is_killed() {
     loop {
         (0..1000).for_each(|index| collector.launch(index % 10, &mut segments));
         collector.rotate(&mut segments);
-        segments.tend();
+        segments.tend().unwrap();
         while segments.keeper.waiting() > 1 {
             std::thread::yield_now();
         }
@@ -370,7 +370,7 @@ fn fill(disk: &Path) {
             launched += 1;
         }
         segments.looked -= LOOK;
-        segments.tend();
+        segments.tend().unwrap();
         if round % 3 == 2 {
             let _ = segments.rotate(|keep| {
                 keep(DefinitionKind::Process, collector.process);

@@ -212,6 +212,42 @@ fn what_was_captured_while_calls_were_lost_is_partly_unknown() {
 }
 
 #[test]
+fn executable_graphs_of_before_stay_known_when_calls_were_lost_that_change_none() {
+    let mut recording = Recording::new(true);
+    recording.capture(0x10, &[1]);
+    assert_eq!(recording.run(0x10, 0x20), [(KERNEL, 1)]);
+    recording.outside.looked_for_losses(LostCalls::None);
+    assert_eq!(recording.run(0x10, 0x21), [(KERNEL, 1)]);
+    recording.outside.looked_for_losses(LostCalls::OfTemplates);
+    assert_eq!(recording.replay(0x20), [(KERNEL, 1)], "it was made before");
+    assert_eq!(recording.replay(0x21), [(KERNEL, 1), UNKNOWN], "its graph may have had another node");
+    assert_eq!(recording.run(0x10, 0x22), [(KERNEL, 1), UNKNOWN]);
+    recording.outside.looked_for_losses(LostCalls::OfGraphs);
+    assert_eq!(recording.replay(0x20), [(KERNEL, 1), UNKNOWN]);
+}
+
+#[test]
+fn what_is_written_for_a_process_is_bounded_on_each_tape_by_itself() {
+    let mut recording = Recording::new(true);
+    recording.capture(0x10, &[1]);
+    recording.outside.processes.get_mut(&(PID as u32)).expect("it").objects.graphs.rows = MOST_ROWS;
+    assert_eq!(recording.run(0x10, 0x20), [UNKNOWN]);
+    recording.outside.begin_tape();
+    assert_eq!(recording.run(0x10, 0x21), [(KERNEL, 1)]);
+}
+
+#[test]
+fn handles_beyond_the_bound_give_no_two_graphs_one_name() {
+    let mut graphs = Graphs::new(1);
+    assert_eq!((graphs.earlier(7), graphs.earlier(7), graphs.earlier(8)), (0, 1, 0));
+    for handle in 0..2 * MOST_KEPT as u64 {
+        graphs.earlier(100 + handle);
+    }
+    assert!(graphs.defined.len() <= MOST_KEPT);
+    assert!(graphs.earlier(7) >= 2 && graphs.earlier(8) >= 1);
+}
+
+#[test]
 fn graphs_that_lie_in_graphs_without_end_are_cut_and_say_so() {
     let mut recording = Recording::new(true);
     recording.capture(0x100, &[1]);

@@ -1,0 +1,222 @@
+//! Calls and what the device did, in every order in which they can come.
+
+use ktape_ebpf::inside::{KernelRan, Missing, kind as inside, missing};
+use ktape_ebpf::wire::{Call, Correlated, Plain as _, Return, STACK_WORDS, StackCall, kind};
+use ktape_format::{Memory, Table as _};
+
+use super::*;
+use crate::collect::outside::{Identity, Outside};
+use crate::probes::functions;
+
+const PID_TID: u64 = 7 << 32 | 7;
+
+struct Test {
+    outside: Outside,
+    sink: Memory,
+}
+
+impl Test {
+    fn new() -> Test {
+        let (mut outside, mut sink) = (Outside::new(functions::all(), true), Memory::default());
+        outside.expect_device_times();
+        let Ok(()) = outside.begin_process(&Identity { pid: 7, ..Identity::default() }, true, &mut sink);
+        Test { outside, sink }
+    }
+
+    fn take(&mut self, record: &[u8]) {
+        let Ok(notice) = self.outside.take(record, &mut self.sink);
+        assert_eq!(notice, None);
+    }
+
+    fn call(&mut self, symbol: &str, time_ns: u64, registers: [u64; 6], words: [u64; STACK_WORDS]) {
+        let function = functions::all().iter().position(|function| function.symbol == symbol).expect("it") as u32;
+        let (kind, cpu) = (kind::STACK_CALL as u16, NO_CPU);
+        let call = Call { kind, cpu, function, time_ns, pid_tid: PID_TID, stack: 0, stack_pointer: 0x7000, registers };
+        self.take(StackCall { call, words }.as_bytes());
+    }
+
+    fn returned(&mut self, symbol: &str, time_ns: u64, result: u64) {
+        let function = functions::all().iter().position(|function| function.symbol == symbol).expect("it") as u32;
+        let (kind, stack_pointer) = (kind::RETURN, 0x7008);
+        self.take(Return { kind, function, time_ns, pid_tid: PID_TID, stack_pointer, result, outs: [0; 2] }.as_bytes());
+    }
+
+    fn correlated(&mut self, correlation: u32) {
+        let kind = inside::CORRELATED;
+        self.take(Correlated { kind, correlation, time_ns: 1, pid_tid: PID_TID }.as_bytes());
+    }
+
+    fn launch(&mut self, time_ns: u64, id: u32, result: u64) {
+        // Grid, block and the stream 0x77.
+        self.call("cuLaunchKernel", time_ns, [0x1234, 16, 1, 1, 128, 1], [1, 64, 0x77, 0, 0]);
+        self.correlated(id);
+        self.returned("cuLaunchKernel", time_ns + 5, result);
+    }
+
+    /// The device's record of a kernel, read at this time.
+    fn kernel(&mut self, id: u32, start_ns: u64, end_ns: u64, now_ns: u64) {
+        let ran = Ran { start_ns, end_ns, stream: 13, context: 1, ..ran(inside::KERNEL_RAN, id) };
+        let record =
+            KernelRan { ran, name: 1, registers: 40, grid: [16, 1, 1], block: [128, 1, 1], ..KernelRan::default() };
+        self.device(record.as_bytes(), now_ns);
+    }
+
+    fn copy(&mut self, id: u32, start_ns: u64, bytes: u64) {
+        let ran = Ran { start_ns, end_ns: start_ns + 7, stream: 7, context: 1, ..ran(inside::COPY_RAN, id) };
+        self.device(CopyRan { ran, bytes, copy: 1, memory: 1 | 3 << 16, ..CopyRan::default() }.as_bytes(), 1000);
+    }
+
+    fn device(&mut self, record: &[u8], now_ns: u64) {
+        let name = |id| (id == 1).then(|| "gemm".into());
+        let Ok(notice) = self.outside.take_device(record, name, now_ns, &mut self.sink);
+        assert_eq!(notice, None);
+    }
+
+    fn end(mut self) -> (DeviceCounts, Memory) {
+        let Ok(()) = self.outside.end_process(7, &mut self.sink);
+        (self.outside.device(), self.sink)
+    }
+
+    /// Whether all that was settled balances: nothing is written that was not seen, with what the device's rows were seen as.
+    fn balance(&mut self, seen: &[(u16, u64)]) {
+        let mut written = std::collections::BTreeMap::<u16, i64>::new();
+        for (key, settled) in self.outside.settled() {
+            *written.entry(key.kind()).or_default() += settled.written as i64 + settled.lost as i64 - settled.came;
+        }
+        let expected: std::collections::BTreeMap<u16, i64> =
+            seen.iter().map(|&(kind, count)| (kind, count as i64)).collect();
+        assert_eq!(written, expected);
+    }
+}
+
+fn ran(kind: u32, correlation: u32) -> Ran {
+    Ran { kind, correlation, pid_tid: PID_TID, ..Ran::default() }
+}
+
+#[test]
+fn a_kernel_has_its_launch_s_number_stream_and_kernel() {
+    let mut test = Test::new();
+    test.launch(10, 501, 0);
+    test.kernel(501, 100, 250, 1000);
+    test.balance(&[(1, 1), (4, 1)]);
+    let (counts, sink) = test.end();
+    let (launch, kernel) = (sink.events.launch.row(0), sink.events.kernel.row(0));
+    assert_eq!((kernel.start_ns, kernel.duration_ns, kernel.timing), (100, 150, timing::MEASURED));
+    assert_eq!((kernel.correlation, kernel.stream), (launch.correlation, launch.stream));
+    let shape = sink.definitions.get::<Shape>(kernel.shape).unwrap();
+    assert_eq!((shape.grid_x, shape.block_x, shape.registers), (16, 128, 40));
+    assert_eq!(sink.definitions.kernel_name(kernel.shape), "gemm");
+    // The launch's kernel had no name: the device says it.
+    assert_eq!(counts, DeviceCounts { kernels: 1, ..DeviceCounts::default() });
+}
+
+#[test]
+fn a_record_that_comes_before_its_call_waits_for_it() {
+    let mut test = Test::new();
+    test.kernel(501, 100, 250, 1000);
+    assert_eq!(test.sink.events.kernel.len(), 0);
+    test.launch(10, 501, 0);
+    let (counts, sink) = test.end();
+    assert_eq!(sink.events.kernel.correlation, sink.events.launch.correlation);
+    assert_eq!((counts.kernels, counts.of_unknown_calls, counts.of_older_calls), (1, 0, 0));
+}
+
+#[test]
+fn what_has_no_call_is_written_and_counted_by_the_reason() {
+    let mut test = Test::new();
+    test.launch(10, 501, 0);
+    // The first is older than the first that was told of, the second's call was lost.
+    test.kernel(500, 100, 250, 1000);
+    test.kernel(600, 300, 350, 1000);
+    let Ok(()) = test.outside.sweep_device(1000 + WAITS_NS - 1, &mut test.sink);
+    assert_eq!(test.sink.events.kernel.len(), 0, "they still may have one");
+    let Ok(()) = test.outside.sweep_device(1000 + WAITS_NS, &mut test.sink);
+    assert_eq!(test.sink.events.kernel.correlation, [0, 0]);
+    let (counts, _) = test.end();
+    assert_eq!((counts.of_older_calls, counts.of_unknown_calls, counts.launches_cut_off), (1, 1, 1));
+}
+
+#[test]
+fn a_launch_without_a_kernel_is_counted_by_the_reason() {
+    let mut test = Test::new();
+    test.launch(10, 501, 700);
+    test.launch(20, 502, 0);
+    let Ok(()) = test.outside.finish(&mut test.sink);
+    let counts = test.outside.device();
+    assert_eq!((counts.refused_launches, counts.launches_without_kernel, counts.launches_cut_off), (1, 1, 0));
+}
+
+#[test]
+fn a_copy_is_there_once_whoever_tells_of_it_first() {
+    for is_device_first in [false, true] {
+        let mut test = Test::new();
+        test.call("cuMemcpyHtoD_v2", 10, [0x9000, 0x1000, 256, 0, 0, 0], [0; STACK_WORDS]);
+        test.correlated(501);
+        if is_device_first {
+            test.copy(501, 12, 256);
+        }
+        test.returned("cuMemcpyHtoD_v2", 30, 0);
+        if !is_device_first {
+            assert_eq!(test.sink.events.memcpy.len(), 0, "it waits for its time");
+            test.copy(501, 12, 256);
+        }
+        test.balance(&[(3, 1), (5, 1)]);
+        let (counts, sink) = test.end();
+        let row = sink.events.memcpy.row(0);
+        assert_eq!(
+            (sink.events.memcpy.len(), row.start_ns, row.duration_ns, row.bytes, row.timing),
+            (1, 12, 7, 256, 1)
+        );
+        assert_eq!((row.kind, row.source_memory, row.target_memory), (1, 1, 3));
+        assert_eq!(row.correlation, sink.events.api.correlation[0]);
+        assert_eq!(counts, DeviceCounts { copies: 1, ..DeviceCounts::default() });
+    }
+}
+
+#[test]
+fn a_copy_that_the_device_does_not_tell_of_is_on_the_tape_without_a_time() {
+    let mut test = Test::new();
+    test.call("cuMemcpyHtoD_v2", 10, [0x9000, 0x1000, 256, 0, 0, 0], [0; STACK_WORDS]);
+    test.correlated(501);
+    test.returned("cuMemcpyHtoD_v2", 30, 0);
+    let (counts, sink) = test.end();
+    assert_eq!((sink.events.memcpy.len(), sink.events.memcpy.timing[0]), (1, timing::ABSENT));
+    assert_eq!(counts.copies_without_time, 1);
+}
+
+#[test]
+fn a_kernel_without_a_time_is_there_at_its_call() {
+    let mut test = Test::new();
+    test.launch(10, 501, 0);
+    // Told a long time after: it was counted then.
+    let told_ns = 3 << 33;
+    test.kernel(501, told_ns, 0, told_ns + 5);
+    test.balance(&[(1, 1), (4, 1)]);
+    let (counts, sink) = test.end();
+    let kernel = sink.events.kernel.row(0);
+    assert_eq!((kernel.start_ns, kernel.duration_ns, kernel.timing), (10, 0, timing::ABSENT));
+    assert_eq!(counts.without_time, 1);
+}
+
+#[test]
+fn a_number_that_comes_again_is_the_last_call_s() {
+    let mut test = Test::new();
+    test.launch(10, 501, 0);
+    test.launch(20, 501, 0);
+    test.kernel(501, 100, 250, 1000);
+    let (counts, sink) = test.end();
+    assert_eq!(sink.events.kernel.correlation[0], sink.events.launch.correlation[1]);
+    assert_eq!(counts.launches_without_kernel, 1);
+}
+
+#[test]
+fn what_cupti_dropped_is_a_loss() {
+    let mut test = Test::new();
+    let (kind, why) = (inside::MISSING, missing::DROPPED);
+    let record = Missing { kind, why, pid_tid: PID_TID, since_ns: 100, until_ns: 300, count: 17 };
+    test.take(record.as_bytes());
+    let (counts, sink) = test.end();
+    let loss = sink.events.loss.row(0);
+    assert_eq!((counts.missing, loss.count, loss.start_ns, loss.duration_ns), (17, 17, 100, 200));
+    assert_eq!(sink.definitions.string(loss.cause), "CUPTI dropped its records");
+}

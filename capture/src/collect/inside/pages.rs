@@ -1,0 +1,106 @@
+//! What processes with the library say of themselves, and what they are told: a page each.
+
+use std::fs::{self, File, OpenOptions};
+use std::io;
+use std::os::unix::fs::OpenOptionsExt as _;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{Ordering, fence};
+
+use ktape_ebpf::inside::{LAYOUT, MAGIC, ProcessPage};
+use ktape_ebpf::python::Interpreter;
+
+use super::mapping::Mapping;
+
+/// A process's page.
+#[derive(Debug)]
+pub struct Page {
+    mapping: Mapping,
+    path: PathBuf,
+}
+
+/// What a process says of itself.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Word {
+    /// One of [`state`](ktape_ebpf::inside::state).
+    pub state: u32,
+    /// CUPTI's answer.
+    pub code: u32,
+    /// CUPTI's version; 0 for none.
+    pub cupti_version: u32,
+    /// What it is about.
+    pub detail: String,
+}
+
+/// Opens a file of the directory: no link, and no pipe to hang at.
+pub(super) fn open(path: &Path) -> io::Result<File> {
+    let file =
+        OpenOptions::new().read(true).write(true).custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK).open(path)?;
+    if file.metadata()?.is_file() { Ok(file) } else { Err(io::Error::other("no file")) }
+}
+
+impl Page {
+    /// Maps a process's page. `None` for one that is not begun yet; an error for one of another version.
+    pub fn open(path: &Path) -> io::Result<Option<Page>> {
+        let mapping = match Mapping::of(&open(path)?, size_of::<ProcessPage>()) {
+            Ok(mapping) => mapping,
+            Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => return Ok(None),
+            Err(error) => return Err(error),
+        };
+        let page = Page { mapping, path: path.to_owned() };
+        match (page.page().magic.load(Ordering::Acquire), page.page().layout) {
+            (MAGIC, LAYOUT) => Ok(Some(page)),
+            (MAGIC, other) => Err(io::Error::other(format!("the library has layout {other}, the recorder {LAYOUT}"))),
+            _ => Ok(None),
+        }
+    }
+
+    fn page(&self) -> &ProcessPage {
+        // SAFETY: as long as a page, aligned, zeros or what the library wrote: any bytes are a value.
+        unsafe { &*self.mapping.memory().cast::<ProcessPage>() }
+    }
+
+    /// The process's number.
+    pub fn pid(&self) -> u32 {
+        self.page().pid
+    }
+
+    /// When it began to be recorded.
+    pub fn generation(&self) -> u64 {
+        self.page().generation
+    }
+
+    /// What it says now.
+    pub fn word(&self) -> Word {
+        let page = self.page();
+        let state = page.state.load(Ordering::Acquire);
+        let detail = page.detail.get().cast::<u8>();
+        let bytes: Vec<u8> = (0..size_of_val(&page.detail))
+            // SAFETY: within the page; the process may write it meanwhile, and any byte is one.
+            .map(|at| unsafe { detail.add(at).read_volatile() })
+            .take_while(|byte| *byte != 0)
+            .collect();
+        Word {
+            state,
+            code: page.code.load(Ordering::Relaxed),
+            cupti_version: page.cupti_version.load(Ordering::Relaxed),
+            detail: String::from_utf8_lossy(&bytes).into_owned(),
+        }
+    }
+
+    /// Tells the process its Python, or, with an empty one, that its stacks are not to be walked.
+    pub fn set_interpreter(&self, interpreter: &Interpreter) {
+        let page = self.page();
+        let version = page.interpreter_version.load(Ordering::Relaxed) | 1;
+        page.interpreter_version.store(version, Ordering::Relaxed);
+        fence(Ordering::Release);
+        // SAFETY: within the page; who reads it meanwhile sees an odd version, or another one behind it.
+        unsafe { page.interpreter.get().write_volatile(*interpreter) };
+        page.interpreter_version.store(version.wrapping_add(1), Ordering::Release);
+    }
+
+    /// Takes the file away.
+    pub fn remove(&self) {
+        // One that is gone already is what is wanted.
+        let _ = fs::remove_file(&self.path);
+    }
+}

@@ -1,0 +1,87 @@
+//! The inside collector beside the eBPF programs: these see the calls, the libraries tell what the device did.
+
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result};
+use ktape_format::Sink as _;
+
+use super::super::session::{RECORDS_A_ROUND, Session, monotonic_ns};
+use super::Inside;
+use crate::collect::outside::Notice;
+use crate::kernel::links::{Link, Program};
+use crate::target::libraries;
+
+/// How long after the end of a recording what the device did may still come.
+pub(in super::super) const LAST_WORDS: Duration = Duration::from_millis(500);
+/// What the library calls with CUPTI's number of a call.
+const SITE: &str = "ktape_correlated";
+
+impl Session {
+    /// Makes the directory, and sets the probe at which libraries announce the numbers of calls.
+    pub(in super::super) fn begin_inside(&mut self) -> Result<()> {
+        let Some((options, library)) = self.options.inside.clone() else { return Ok(()) };
+        let inside = Inside::begin(&options, &library, &self.functions)?;
+        let file = std::fs::File::open(&library).with_context(|| library.display().to_string())?;
+        let path = libraries::open_path(&file);
+        let sites = self.sites(&path, &[SITE])?;
+        let site = sites.sites.first().with_context(|| format!("{}: no {SITE}", library.display()))?;
+        let link = Link { program: Program::Correlated, symbol: SITE, file_offset: site.file_offset, cookie: 0 };
+        let refused = self.kernel.attach(&[link], &path)?.refused;
+        anyhow::ensure!(refused.is_empty(), "{}: no probe at {}", library.display(), refused.join(", "));
+        self.collector.expect_device_times();
+        self.inside = Some(inside);
+        Ok(())
+    }
+
+    /// What a command's environment needs so that it loads the library.
+    pub fn variables(&self) -> Vec<(&'static str, std::ffi::OsString)> {
+        self.inside.as_ref().map_or_else(Vec::new, |inside| inside.variables().into())
+    }
+
+    /// Takes what libraries have told by now.
+    pub(in super::super) fn drain_inside(&mut self) -> Result<()> {
+        let Some(mut inside) = self.inside.take() else { return Ok(()) };
+        let mut troubles = Vec::new();
+        inside.look(&mut troubles);
+        loop {
+            let now_ns = monotonic_ns() as u64;
+            // A process that the programs do not know was begun too late, or has ended: what it did is not recorded.
+            let ignore = |_: Notice, _: &mut _, _: &mut _| Ok(());
+            let taken = inside.take(now_ns, RECORDS_A_ROUND, &mut self.collector, &mut self.tape, ignore)?;
+            if taken < RECORDS_A_ROUND {
+                break;
+            }
+        }
+        inside.rings.remove_read(None);
+        for said in inside.words() {
+            troubles.extend(said.is_trouble.then(|| format!("process {}: {}", said.pid, said.what)));
+            let process = self.collector.process_id(said.pid);
+            if process != 0 {
+                let subject = ktape_format::table::DefinitionKind::Process as u16;
+                self.tape.property(subject, process, ktape_format::definition::property::DEVICE_TIME, &said.what)?;
+            }
+        }
+        self.inside = Some(inside);
+        troubles.into_iter().for_each(|trouble| self.trouble(trouble));
+        Ok(())
+    }
+
+    /// Writes what the device did for calls that do not come.
+    pub(in super::super) fn sweep_device(&mut self) -> Result<()> {
+        if self.inside.is_some() {
+            self.collector.sweep_device(monotonic_ns() as u64, &mut self.tape)?;
+        }
+        Ok(())
+    }
+
+    /// Waits for what the device did up to now, where processes go on that could tell.
+    pub(in super::super) fn await_device(&mut self) -> Result<()> {
+        let began = Instant::now();
+        while self.inside.is_some() && !self.processes.is_empty() && began.elapsed() < LAST_WORDS {
+            self.drain(RECORDS_A_ROUND)?;
+            self.drain_inside()?;
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,268 @@
+//! The recorder's part in the inside collector: the directory that it shares with the libraries in processes, what they write
+//! there, and what they are told. Both sessions have it: the one with eBPF programs for what the device did, and the one without
+//! ([`super::alone`]) for everything.
+
+pub(super) mod beside;
+mod directory;
+mod library;
+
+use std::collections::BTreeMap;
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use anyhow::{Result, ensure};
+use ktape_ebpf::inside::state;
+use ktape_ebpf::python::Interpreter;
+use ktape_ebpf::wire::tally::Slot;
+use ktape_format::TapeError;
+use rustc_hash::FxHashMap;
+use serde::Serialize;
+
+pub use self::library::{can_load, find as find_library};
+use super::output::Output;
+use crate::collect::inside::device::DeviceCounts;
+use crate::collect::inside::pages::{Page, Word};
+use crate::collect::inside::rings::{Record, Rings};
+use crate::collect::outside::{Notice, Outside};
+use crate::probes::functions::Probed;
+
+/// The variable in which the CUDA driver finds what it loads into a process.
+pub const INJECTION_VARIABLE: &str = "CUDA_INJECTION64_PATH";
+/// How often the directory is looked through although no library has said that there is something new.
+const LOOK_AGAIN: Duration = Duration::from_millis(500);
+
+/// What libraries in processes are asked for.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// The device's own times.
+    pub device_time: bool,
+    /// Calls, with their stacks: where no eBPF program sees them.
+    pub calls: bool,
+    /// Which call has which number in CUPTI: where an eBPF program listens.
+    pub announce: bool,
+    /// A file of CUPTI to load in place of what is found.
+    pub cupti: Option<PathBuf>,
+    /// How long the ring of a thread is: a power of two.
+    pub ring_bytes: u32,
+}
+
+/// What became of a process's library, in words.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Said {
+    pub(super) pid: u32,
+    pub(super) what: String,
+    /// Whether nothing of the device comes from it.
+    pub(super) is_trouble: bool,
+}
+
+/// What a recording tells of its inside collector.
+#[derive(Clone, Debug, Serialize)]
+pub struct Summary {
+    /// Processes that had loaded the library.
+    pub processes: u64,
+    /// What became of the library in them, with how many of them.
+    pub states: BTreeMap<String, u64>,
+    /// What the device did.
+    #[serde(flatten)]
+    pub counts: DeviceCounts,
+    /// Rows of kernels, copies and memsets that found no room in a ring.
+    pub lost: u64,
+    /// Records that made no sense.
+    pub strange: u64,
+}
+
+/// The inside collector of a recording.
+#[derive(Debug)]
+pub(super) struct Inside {
+    options: Options,
+    library: PathBuf,
+    pub(super) rings: Rings,
+    pages: FxHashMap<u32, (Page, Word)>,
+    processes: u64,
+    states: BTreeMap<String, u64>,
+    files: u64,
+    looked: Instant,
+    /// Goes last.
+    directory: directory::Directory,
+}
+
+impl Inside {
+    /// Makes the directory. Nothing is loaded yet.
+    pub(super) fn begin(options: &Options, library: &Path, functions: &[Probed]) -> Result<Inside> {
+        let directory = directory::Directory::create(options, functions)?;
+        Ok(Inside {
+            options: options.clone(),
+            library: library.to_owned(),
+            rings: Rings::new(directory.path()),
+            pages: FxHashMap::default(),
+            processes: 0,
+            states: BTreeMap::new(),
+            files: 0,
+            looked: Instant::now(),
+            directory,
+        })
+    }
+
+    pub(super) fn library(&self) -> &Path {
+        &self.library
+    }
+
+    /// What a command's environment needs.
+    pub(super) fn variables(&self) -> [(&'static str, OsString); 2] {
+        directory::variables(self.directory.path(), &self.library)
+    }
+
+    /// Looks for processes that have loaded the library since the last time, and for new rings.
+    pub(super) fn look(&mut self, troubles: &mut Vec<String>) -> Vec<u32> {
+        let files = self.directory.control().files.load(Ordering::Acquire);
+        if files == self.files && self.looked.elapsed() < LOOK_AGAIN {
+            return Vec::new();
+        }
+        (self.files, self.looked) = (files, Instant::now());
+        let found = match self.rings.look() {
+            Ok(found) => found,
+            Err(error) => {
+                troubles.push(format!("{}: {error}", self.directory.path().display()));
+                return Vec::new();
+            }
+        };
+        troubles.extend(found.troubles);
+        let pids: Vec<u32> = found.pages.iter().map(Page::pid).collect();
+        self.processes += pids.len() as u64;
+        self.pages.extend(found.pages.into_iter().map(|page| (page.pid(), (page, Word::default()))));
+        pids
+    }
+
+    /// What processes say of themselves that they had not said before.
+    pub(super) fn words(&mut self) -> Vec<Said> {
+        let mut said = Vec::new();
+        for (&pid, (page, known)) in &mut self.pages {
+            let word = page.word();
+            if word != *known {
+                said.extend(in_words(&word, &self.options).map(|(what, is_trouble)| Said { pid, what, is_trouble }));
+                *known = word;
+            }
+        }
+        said.sort_by_key(|said| said.pid);
+        said
+    }
+
+    /// Takes what rings have, up to the horizon and so many records. A process that is not known is begun by `begin`.
+    pub(super) fn take(
+        &mut self,
+        horizon_ns: u64,
+        most: usize,
+        collector: &mut Outside,
+        tape: &mut Output,
+        mut notice: impl FnMut(Notice, &mut Outside, &mut Output) -> Result<(), TapeError>,
+    ) -> Result<usize, TapeError> {
+        self.rings.read(horizon_ns, most, |record| {
+            let give = |collector: &mut Outside, tape: &mut Output| match record.is_of_device {
+                true => give_device(&record, horizon_ns, collector, tape),
+                false => collector.take(record.bytes, tape),
+            };
+            match give(collector, tape)? {
+                Some(unknown @ Notice::Unknown(_)) => {
+                    notice(unknown, collector, tape)?;
+                    give(collector, tape).map(|_| ())
+                }
+                Some(other) => notice(other, collector, tape),
+                None => Ok(()),
+            }
+        })
+    }
+
+    /// Whether a process has loaded the library.
+    pub(super) fn knows(&self, pid: u32) -> bool {
+        self.pages.contains_key(&pid)
+    }
+
+    /// Tells a process its Python.
+    pub(super) fn set_interpreter(&self, pid: u32, interpreter: &Interpreter) {
+        if let Some((page, _)) = self.pages.get(&pid) {
+            page.set_interpreter(interpreter);
+        }
+    }
+
+    /// A process has ended, and what it told has been read.
+    pub(super) fn end_process(&mut self, pid: u32) {
+        self.rings.remove_read(Some(pid));
+        if let Some((page, word)) = self.pages.remove(&pid) {
+            *self.states.entry(state_name(word.state).to_owned()).or_default() += 1;
+            page.remove();
+        }
+    }
+
+    /// What all rings have counted so far.
+    pub(super) fn counted(&self) -> Slot {
+        self.rings.counted()
+    }
+
+    pub(super) fn summary(&mut self, counts: DeviceCounts) -> Summary {
+        let pids: Vec<u32> = self.pages.keys().copied().collect();
+        pids.into_iter().for_each(|pid| self.end_process(pid));
+        let counted = self.counted();
+        let lost = OF_DEVICE.iter().map(|&table| counted.lost[table as usize]).sum();
+        Summary { processes: self.processes, states: self.states.clone(), counts, lost, strange: self.rings.strange() }
+    }
+}
+
+/// The tables of what the device did.
+pub(super) const OF_DEVICE: [u32; 3] = {
+    use ktape_ebpf::wire::tally::{KERNEL, MEMCPY, MEMSET};
+    [KERNEL, MEMCPY, MEMSET]
+};
+
+fn give_device(
+    record: &Record<'_>,
+    now_ns: u64,
+    collector: &mut Outside,
+    tape: &mut Output,
+) -> Result<Option<Notice>, TapeError> {
+    collector.take_device(record.bytes, |id| record.text(id), now_ns, tape)
+}
+
+fn state_name(state: u32) -> &'static str {
+    match state {
+        state::LOADED => "loaded",
+        state::RECORDING => "recording",
+        state::NO_CUPTI => "no_cupti",
+        state::REFUSED => "refused",
+        state::OTHER_CLIENT => "other_client",
+        state::QUIET => "quiet",
+        state::FAILED => "failed",
+        _ => "unknown",
+    }
+}
+
+/// What a process says, for a person; and whether that is trouble. `None` where nothing is to be said.
+fn in_words(word: &Word, options: &Options) -> Option<(String, bool)> {
+    let without = if options.calls { "nothing of it is recorded" } else { "the device's times are not recorded" };
+    let Word { code, cupti_version, detail, .. } = word;
+    Some(match word.state {
+        state::RECORDING if options.device_time || options.calls => (format!("CUPTI {cupti_version}, {detail}"), false),
+        state::NO_CUPTI => (format!("{without}: no CUPTI: {detail}"), true),
+        state::REFUSED => (format!("{without}: CUPTI answers {code}: {detail}"), true),
+        state::OTHER_CLIENT => (format!("{without}: another client of CUPTI is in the process: {detail}"), true),
+        state::FAILED => (format!("{without}: the library inside failed: {detail}"), true),
+        _ => return None,
+    })
+}
+
+/// Makes sure that a command can load the library and that nothing else of the sort is wanted in it.
+///
+/// # Errors
+///
+/// Why not.
+pub fn check(program: &Path) -> Result<()> {
+    let other = std::env::var_os(INJECTION_VARIABLE).filter(|value| !value.is_empty());
+    ensure!(
+        other.is_none(),
+        "{INJECTION_VARIABLE} is set already ({}), and the driver loads one library only: unset it, or record without \
+         --device-time and --collector inside",
+        other.unwrap_or_default().to_string_lossy()
+    );
+    can_load(program)
+}

@@ -1,0 +1,83 @@
+//! The programs that are recorded.
+
+/// What sets the driver up, and a program behind it.
+macro_rules! with_driver {
+    ($program:literal) => {
+        concat!(
+            r#"
+import ctypes, os, signal, sys
+from ctypes import c_size_t
+cu = ctypes.CDLL("libcuda.so.1")
+def check(code):
+    if code: raise SystemExit(f"CUresult {code}")
+def handle(function, *arguments):
+    out = ctypes.c_void_p()
+    check(function(ctypes.byref(out), *arguments))
+    return out
+check(cu.cuInit(0))
+check(cu.cuCtxSetCurrent(handle(cu.cuDevicePrimaryCtxRetain, 0)))
+module = handle(cu.cuModuleLoadData, b"SIMCUDA-IMAGE\nkernel gemm\nkernel softmax\n")
+gemm, softmax = handle(cu.cuModuleGetFunction, module, b"gemm"), handle(cu.cuModuleGetFunction, module, b"softmax")
+memory = handle(cu.cuMemAlloc_v2, c_size_t(1 << 20))
+first, second = handle(cu.cuStreamCreate, 1), handle(cu.cuStreamCreate, 1)
+host = ctypes.create_string_buffer(4096)
+def launch(function, blocks, stream):
+    return cu.cuLaunchKernel(function, blocks, 1, 1, 128, 1, 1, 64, stream, None, None)
+"#,
+            $program
+        )
+    };
+}
+
+/// Kernels, copies and memsets in two streams, as often as the argument says.
+pub(crate) const WORK: &str = with_driver!(
+    r#"
+for index in range(int(sys.argv[1])):
+    check(launch(gemm, 16 + index % 3, first))
+    check(launch(softmax, 8, second))
+    check(cu.cuMemcpyHtoDAsync_v2(memory, host, c_size_t(256 + index), first))
+    check(cu.cuMemsetD32Async(memory, 7, c_size_t(64), second))
+    check(cu.cuMemcpyDtoDAsync_v2(ctypes.c_void_p(memory.value + 8192), memory, c_size_t(128), second))
+    check(cu.cuMemcpyDtoH_v2(host, memory, c_size_t(512)))
+    check(cu.cuMemsetD8_v2(memory, 1, c_size_t(1024)))
+    if index % 50 == 0:
+        check(cu.cuStreamSynchronize(first))
+check(cu.cuCtxSynchronize())
+"#
+);
+
+/// Launches, and is killed while they are under way.
+pub(crate) const KILLED: &str = with_driver!(
+    r#"
+for index in range(int(sys.argv[1])):
+    check(launch(gemm, 16, first))
+    if index == 1000:
+        check(cu.cuStreamSynchronize(first))
+os.kill(os.getpid(), signal.SIGKILL)
+"#
+);
+
+/// Launches that the driver refuses, among others.
+pub(crate) const REFUSED: &str = with_driver!(
+    r#"
+for index in range(3):
+    assert cu.cuLaunchKernel(gemm, 0, 1, 1, 128, 1, 1, 64, first, None, None) != 0
+    check(launch(gemm, 4, first))
+check(cu.cuCtxSynchronize())
+"#
+);
+
+/// A graph of two kernels and a memset, launched as often as the argument says.
+pub(crate) const GRAPHS: &str = with_driver!(
+    r#"
+check(cu.cuStreamBeginCapture_v2(first, 0))
+check(launch(gemm, 16, first))
+check(cu.cuMemsetD32Async(memory, 7, c_size_t(64), first))
+check(launch(softmax, 8, first))
+graph = handle(lambda out: cu.cuStreamEndCapture(first, out))
+executable = handle(cu.cuGraphInstantiateWithFlags, graph, ctypes.c_uint64(0))
+for index in range(int(sys.argv[1])):
+    check(cu.cuGraphLaunch(executable, first))
+check(cu.cuCtxSynchronize())
+"#
+);
