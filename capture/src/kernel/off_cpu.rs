@@ -109,8 +109,15 @@ fn program<'a>(ebpf: &'a mut Ebpf, name: &'static str) -> Result<&'a mut RawTrac
 
 #[cfg(test)]
 mod tests {
+    use std::process::Command;
+    use std::time::{Duration, Instant};
+
+    use ktape_ebpf::wire::Target;
+
     use super::*;
     use crate::kernel::btf::VMLINUX;
+    use crate::kernel::programs::Kernel;
+    use crate::probes::functions;
 
     #[test]
     fn this_kernel_is_one_that_is_known() {
@@ -120,5 +127,31 @@ mod tests {
         };
         let layout = Layout::of(&btf).expect("a layout");
         assert!(layout.flags > 0 && layout.state > 0, "{layout:?}");
+    }
+
+    #[test]
+    fn on_trial_threads_of_a_process_that_is_recorded_no_longer_are_forgotten() {
+        if crate::privileges::demand().is_err() {
+            eprintln!("SKIPPED: not root");
+            return;
+        }
+        let (mut kernel, _ring) = Kernel::load(&functions::all(), 1 << 20).expect("the programs are loaded");
+        kernel.watch_off_cpu().expect("this kernel is known");
+        let mut shell = Command::new("sh").args(["-c", "while :; do sleep 0.01; done"]).spawn().expect("it starts");
+        let pid = shell.id();
+        let is_off = |kernel: &Kernel| kernel.off_cpu().expect("a map").iter().any(|(_, off)| off.pid == pid);
+        let began = Instant::now();
+        // It may come back in between, and leave no trace then.
+        while !is_off(&kernel) {
+            assert!(began.elapsed() < Duration::from_secs(20), "it never waits");
+            kernel.set_target(pid, Target { generation: 1, ..Target::default() }).expect("there is room");
+            std::thread::sleep(Duration::from_millis(15));
+            kernel.remove_target(pid);
+        }
+        kernel.forget_off_cpu(&[pid]).expect("a map");
+        let is_still_off = is_off(&kernel);
+        shell.kill().expect("it is ours");
+        shell.wait().expect("it ends");
+        assert!(!is_still_off);
     }
 }

@@ -147,11 +147,11 @@ pub(super) struct Looked {
 }
 
 impl Looked {
-    /// Looks through all processes.
+    /// Looks through all processes that may be looked into, as no other is recorded.
     ///
     /// # Errors
     ///
-    /// If one cannot be looked at, which may have any of them mapped.
+    /// If one cannot be read for another reason, which may have any of the files mapped.
     pub(super) fn of_all(inodes: &FxHashSet<u64>) -> io::Result<Looked> {
         let began = Instant::now();
         let mut used = FxHashSet::default();
@@ -159,7 +159,7 @@ impl Looked {
             match fs::read(format!("/proc/{pid}/maps")) {
                 Ok(text) => used.extend(maps::inodes(&text).filter(|inode| inodes.contains(inode))),
                 Err(error) => match target::Error::of(pid, "maps", error) {
-                    target::Error::NoSuchProcess(_) => {}
+                    target::Error::NoSuchProcess(_) | target::Error::NoPermission(_) => {}
                     error => return Err(io::Error::other(error)),
                 },
             }
