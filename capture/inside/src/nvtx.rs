@@ -18,6 +18,7 @@ use ktape_ebpf::inside::{RangeTold, kind, payload, range};
 use ktape_ebpf::wire::Plain as _;
 use ktape_ebpf::wire::tally;
 
+use crate::calls::Caller;
 use crate::{clock, guest, rings};
 
 /// `NVTX_ETID_CALLBACKS`
@@ -331,11 +332,20 @@ fn tell(said: Said<'_>) {
             _ => 0,
         };
         rings::with_ring(table, time_ns, |ring| {
-            let rotation = guest::current().map_or(0, |guest| guest.control.rotation.load(Ordering::Relaxed));
+            let guest = guest::current();
+            let rotation = guest.map_or(0, |guest| guest.control.rotation.load(Ordering::Relaxed));
             let writer = &mut ring.writer;
             if table != 0 {
                 writer.seen(table, time_ns);
             }
+            // Who asks for the stack of what ends a range has that of its beginning.
+            let stack = match guest.filter(|_| table != 0) {
+                Some(guest) => {
+                    let caller = ring.caller.get_or_insert_with(|| Box::new(Caller::new(guest.pid)));
+                    caller.stack(guest, rotation, writer)
+                }
+                None => 0,
+            };
             let mut text = |text: &[u8]| match text {
                 [] => Some(0),
                 text => ring.names.id(writer, text, rotation),
@@ -349,7 +359,7 @@ fn tell(said: Said<'_>) {
                     id,
                     domain,
                     name,
-                    stack: 0,
+                    stack,
                     payload: said.payload,
                     payload_type: said.payload_type,
                     padding: 0,
