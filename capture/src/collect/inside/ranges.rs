@@ -8,10 +8,15 @@
 use std::rc::Rc;
 
 use ktape_ebpf::inside::{RangeTold, payload, range};
+use ktape_ebpf::wire::tally::NO_CPU;
 use ktape_format::Sink;
-use ktape_format::event::{Mark, Range, phase};
+use ktape_format::event::{Event, Mark, Range, phase};
 use ktape_format::table::DefinitionKind;
 use rustc_hash::FxHashMap;
+use serde::Serialize;
+
+use super::super::outside::Key;
+use super::super::outside::account::{Account, give};
 
 /// How deep ranges may nest, and how many may be started at a time. Programs that forget to close them are many.
 const MOST_OPEN: usize = 1 << 16;
@@ -29,15 +34,34 @@ pub(in super::super) struct Said {
     pub(in super::super) stack: u32,
 }
 
-/// What became of a word.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(in super::super) struct Became {
-    /// When the range or mark began that became a row now.
-    pub(in super::super) row_of_ns: Option<u64>,
-    /// Ranges that were given up, as a word of their thread is missing.
-    pub(in super::super) given_up: u64,
-    /// Whether it closes what was not seen to open.
-    pub(in super::super) closes_nothing: bool,
+/// What became of ranges and marks.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct RangeCounts {
+    /// Ranges that are on the tape from their beginning to their end.
+    pub ranges: u64,
+    /// Marks.
+    pub marks: u64,
+    /// Ranges that are on the tape without an end, as their thread, process or recording ended before.
+    pub left_open: u64,
+    /// Likewise, as a word of their thread is missing, or as too many were open.
+    pub given_up: u64,
+    /// Words that close what was not seen to open.
+    pub closes_nothing: u64,
+}
+
+/// Where rows are accounted for.
+pub(in super::super) struct Books<'a> {
+    pub(in super::super) account: &'a mut Account,
+    pub(in super::super) counts: &'a mut RangeCounts,
+}
+
+impl Books<'_> {
+    /// Writes a row, which its process has counted by the time of its beginning.
+    fn write<E: Event, S: Sink>(&mut self, row: E, time_ns: u64, sink: &mut S) -> Result<(), S::Error> {
+        let fate = give(row, sink)?;
+        self.account.settle(Key::new(time_ns, NO_CPU, E::KIND), fate);
+        Ok(())
+    }
 }
 
 /// The ranges of a process that are open.
@@ -53,19 +77,18 @@ pub(in super::super) struct Ranges {
 }
 
 impl Ranges {
-    /// Takes a word; writes the rows that it completes. `given_up` gets the time of each range that is written open.
+    /// Takes a word; writes the rows that it completes.
     pub(in super::super) fn take<S: Sink>(
         &mut self,
         said: Said,
+        books: &mut Books<'_>,
         sink: &mut S,
-        given_up: &mut Vec<u64>,
-    ) -> Result<Became, S::Error> {
-        let mut became = Became::default();
+    ) -> Result<(), S::Error> {
         let RangeTold { what, time_ns, id, .. } = said.told;
         if matches!(what, range::PUSH | range::POP) {
-            let last = self.words.insert(said.thread, id);
-            if last.is_none_or(|last| last.wrapping_add(1) != id) && !(last.is_none() && id == 1) {
-                became.given_up = self.give_up(said.thread, sink, given_up)?;
+            let last = self.words.insert(said.thread, id).unwrap_or(0);
+            if last.wrapping_add(1) != id {
+                books.counts.given_up += self.give_up(said.thread, books, sink)?;
             }
         }
         let closed = match what {
@@ -78,25 +101,29 @@ impl Ranges {
                     stack: said.stack,
                     args: arguments(&said.told, sink)?,
                 };
-                sink.event(row)?;
-                became.row_of_ns = Some(time_ns);
-                return Ok(became);
+                books.counts.marks += 1;
+                return books.write(row, time_ns, sink);
             }
             range::PUSH | range::START if self.open >= MOST_OPEN => {
-                write(&said, None, sink)?;
-                given_up.push(time_ns);
-                became.given_up += 1;
-                return Ok(became);
+                books.counts.given_up += 1;
+                return write(&said, None, books, sink);
             }
             range::PUSH => {
                 self.open += 1;
                 self.pushed.entry((said.thread, said.domain.clone())).or_default().push(said);
-                return Ok(became);
+                return Ok(());
             }
             range::START => {
                 self.open += 1;
-                self.started.insert(id, said);
-                return Ok(became);
+                return match self.started.insert(id, said) {
+                    // Only who numbers ranges otherwise than the library does.
+                    Some(before) => {
+                        self.open -= 1;
+                        books.counts.given_up += 1;
+                        write(&before, None, books, sink)
+                    }
+                    None => Ok(()),
+                };
             }
             range::POP => self.pushed.get_mut(&(said.thread, said.domain)).and_then(Vec::pop),
             _ => self.started.remove(&id),
@@ -104,35 +131,37 @@ impl Ranges {
         match closed {
             Some(opened) => {
                 self.open -= 1;
-                write(&opened, Some(time_ns), sink)?;
-                became.row_of_ns = Some(opened.told.time_ns);
+                books.counts.ranges += 1;
+                write(&opened, Some(time_ns), books, sink)
             }
-            None => became.closes_nothing = true,
+            None => {
+                books.counts.closes_nothing += 1;
+                Ok(())
+            }
         }
-        Ok(became)
     }
 
     /// The thread has ended: what it pushed closes no more.
     pub(in super::super) fn end_thread<S: Sink>(
         &mut self,
         thread: u32,
+        books: &mut Books<'_>,
         sink: &mut S,
-        given_up: &mut Vec<u64>,
     ) -> Result<(), S::Error> {
-        self.words.remove(&thread);
-        self.give_up(thread, sink, given_up).map(|_| ())
+        if self.words.remove(&thread).is_some() {
+            books.counts.left_open += self.give_up(thread, books, sink)?;
+        }
+        Ok(())
     }
 
     /// Writes all that is open.
-    pub(in super::super) fn finish<S: Sink>(&mut self, sink: &mut S, given_up: &mut Vec<u64>) -> Result<(), S::Error> {
+    pub(in super::super) fn finish<S: Sink>(&mut self, books: &mut Books<'_>, sink: &mut S) -> Result<(), S::Error> {
         let pushed = std::mem::take(&mut self.pushed).into_values().flatten();
         let mut open: Vec<Said> = pushed.chain(std::mem::take(&mut self.started).into_values()).collect();
         self.open = 0;
+        books.counts.left_open += open.len() as u64;
         open.sort_unstable_by_key(|said| (said.told.time_ns, said.thread, said.told.id));
-        open.iter().try_for_each(|said| {
-            given_up.push(said.told.time_ns);
-            write(said, None, sink)
-        })
+        open.iter().try_for_each(|said| write(said, None, books, sink))
     }
 
     /// Names each definition whose id is kept.
@@ -143,23 +172,19 @@ impl Ranges {
         }
     }
 
-    fn give_up<S: Sink>(&mut self, thread: u32, sink: &mut S, given_up: &mut Vec<u64>) -> Result<u64, S::Error> {
-        let mut count = 0;
+    /// Writes what a thread has pushed; returns how many these were.
+    fn give_up<S: Sink>(&mut self, thread: u32, books: &mut Books<'_>, sink: &mut S) -> Result<u64, S::Error> {
         let of_thread = self.pushed.extract_if(|(of, _), _| *of == thread);
         let mut open: Vec<Said> = of_thread.flat_map(|(_, open)| open).collect();
         open.sort_unstable_by_key(|said| said.told.id);
-        for said in open {
-            self.open -= 1;
-            count += 1;
-            given_up.push(said.told.time_ns);
-            write(&said, None, sink)?;
-        }
-        Ok(count)
+        self.open -= open.len();
+        open.iter().try_for_each(|said| write(said, None, books, sink))?;
+        Ok(open.len() as u64)
     }
 }
 
 /// Writes a range, up to its end if that is known.
-fn write<S: Sink>(said: &Said, end_ns: Option<u64>, sink: &mut S) -> Result<(), S::Error> {
+fn write<S: Sink>(said: &Said, end_ns: Option<u64>, books: &mut Books<'_>, sink: &mut S) -> Result<(), S::Error> {
     let row = Range {
         start_ns: said.told.time_ns as i64,
         duration_ns: end_ns.map_or(0, |end_ns| end_ns.saturating_sub(said.told.time_ns)),
@@ -171,7 +196,7 @@ fn write<S: Sink>(said: &Said, end_ns: Option<u64>, sink: &mut S) -> Result<(), 
         args: arguments(&said.told, sink)?,
         ..Range::default()
     };
-    sink.event(row)
+    books.write(row, said.told.time_ns, sink)
 }
 
 /// The number that was given with it, as the rows' other arguments are: JSON.
@@ -196,7 +221,7 @@ fn real(number: f64) -> String {
 
 #[cfg(test)]
 mod tests {
-    use ktape_format::{Memory, Table as _};
+    use ktape_format::{Memory, Row as _, Table as _};
 
     use super::*;
 
@@ -235,9 +260,35 @@ mod tests {
         (name.to_owned(), domain.to_owned(), start_ns, duration_ns, true)
     }
 
+    /// The ranges of a process, and what became of them.
+    #[derive(Default)]
+    struct Scene {
+        ranges: Ranges,
+        account: Account,
+        counts: RangeCounts,
+        memory: Memory,
+    }
+
+    impl Scene {
+        fn take(&mut self, said: Said) {
+            let mut books = Books { account: &mut self.account, counts: &mut self.counts };
+            let Ok(()) = self.ranges.take(said, &mut books, &mut self.memory);
+        }
+
+        fn finish(&mut self) {
+            let mut books = Books { account: &mut self.account, counts: &mut self.counts };
+            let Ok(()) = self.ranges.finish(&mut books, &mut self.memory);
+        }
+
+        /// Rows that were settled, by table.
+        fn settled(&mut self, kind: u16) -> u64 {
+            self.account.take().filter(|(key, _)| key.kind() == kind).map(|(_, settled)| settled.written).sum()
+        }
+    }
+
     #[test]
     fn ranges_nest_by_domain_and_started_ones_end_in_any_order() {
-        let (mut ranges, mut memory, mut open) = (Ranges::default(), Memory::default(), Vec::new());
+        let mut scene = Scene::default();
         for said in [
             said(range::PUSH, 10, 1, "", "outer"),
             said(range::PUSH, 11, 2, "nccl", "reduce"),
@@ -250,7 +301,7 @@ mod tests {
             said(range::END, 18, 2, "", ""),
             said(range::POP, 19, 6, "nccl", ""),
         ] {
-            assert_eq!(ranges.take(said, &mut memory, &mut open).unwrap().given_up, 0);
+            scene.take(said);
         }
         let expected = [
             whole("outer", "", 10, 7),
@@ -259,39 +310,41 @@ mod tests {
             whole("b", "", 13, 5),
             whole("inner", "", 14, 1),
         ];
-        assert_eq!(rows(&memory), expected);
-        assert!(ranges.take(said(range::POP, 20, 7, "", ""), &mut memory, &mut open).unwrap().closes_nothing);
-        assert!(open.is_empty());
+        assert_eq!(rows(&scene.memory), expected);
+        scene.take(said(range::POP, 20, 7, "", ""));
+        assert_eq!(scene.counts, RangeCounts { ranges: 5, closes_nothing: 1, ..RangeCounts::default() });
+        assert_eq!(scene.settled(Range::KIND), 5);
     }
 
     #[test]
     fn a_missing_word_closes_nothing_with_another() {
-        let (mut ranges, mut memory, mut open) = (Ranges::default(), Memory::default(), Vec::new());
-        ranges.take(said(range::PUSH, 10, 1, "", "outer"), &mut memory, &mut open).unwrap();
-        ranges.take(said(range::PUSH, 11, 2, "", "inner"), &mut memory, &mut open).unwrap();
+        let mut scene = Scene::default();
+        scene.take(said(range::PUSH, 10, 1, "", "outer"));
+        scene.take(said(range::PUSH, 11, 2, "", "inner"));
         // The third, which closed the inner one, was lost.
-        let became = ranges.take(said(range::POP, 13, 4, "", ""), &mut memory, &mut open).unwrap();
-        assert_eq!((became.given_up, became.closes_nothing), (2, true));
-        assert_eq!(open, [10, 11]);
-        ranges.take(said(range::PUSH, 14, 5, "", "next"), &mut memory, &mut open).unwrap();
-        ranges.take(said(range::POP, 15, 6, "", ""), &mut memory, &mut open).unwrap();
+        scene.take(said(range::POP, 13, 4, "", ""));
+        assert_eq!(scene.counts, RangeCounts { given_up: 2, closes_nothing: 1, ..RangeCounts::default() });
+        scene.take(said(range::PUSH, 14, 5, "", "next"));
+        scene.take(said(range::POP, 15, 6, "", ""));
         let open_row = |name: &str, start_ns| (name.to_owned(), String::new(), start_ns, 0, false);
-        assert_eq!(rows(&memory), [open_row("outer", 10), open_row("inner", 11), whole("next", "", 14, 1)]);
+        assert_eq!(rows(&scene.memory), [open_row("outer", 10), open_row("inner", 11), whole("next", "", 14, 1)]);
+        assert_eq!(scene.settled(Range::KIND), 3);
     }
 
     #[test]
     fn what_is_open_at_the_end_is_written_and_payloads_are_kept() {
-        let (mut ranges, mut memory, mut open) = (Ranges::default(), Memory::default(), Vec::new());
+        let mut scene = Scene::default();
         let mut mark = said(range::MARK, 5, 0, "", "here");
         mark.told.payload_type = payload::F32;
         mark.told.payload = 0.5_f32.to_bits().into();
-        assert_eq!(ranges.take(mark, &mut memory, &mut open).unwrap().row_of_ns, Some(5));
-        ranges.take(said(range::START, 7, 9, "", "late"), &mut memory, &mut open).unwrap();
-        ranges.take(said(range::PUSH, 6, 1, "", "early"), &mut memory, &mut open).unwrap();
-        ranges.finish(&mut memory, &mut open).unwrap();
-        assert_eq!(open, [6, 7]);
-        assert_eq!(rows(&memory).iter().map(|row| row.4).collect::<Vec<_>>(), [false, false]);
-        let mark: Mark = memory.events.mark.rows().next().unwrap();
-        assert_eq!(memory.definitions.string(mark.args), "{\"payload\":0.5}");
+        scene.take(mark);
+        scene.take(said(range::PUSH, 6, 1, "", "early"));
+        scene.take(said(range::START, 7, 9, "", "late"));
+        scene.finish();
+        assert_eq!(scene.counts, RangeCounts { marks: 1, left_open: 2, ..RangeCounts::default() });
+        assert_eq!(rows(&scene.memory).iter().map(|row| row.4).collect::<Vec<_>>(), [false, false]);
+        let mark: Mark = scene.memory.events.mark.rows().next().expect("a mark");
+        assert_eq!(scene.memory.definitions.string(mark.args), "{\"payload\":0.5}");
+        assert_eq!(scene.account.take().count(), 2, "a mark, and ranges");
     }
 }
