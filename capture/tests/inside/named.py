@@ -18,7 +18,7 @@ said = []
 
 def stack():
     """The functions that called, innermost first."""
-    frame, names = sys._getframe(2), []
+    frame, names = sys._getframe(1), []
     while frame:
         names.append(frame.f_code.co_qualname)
         frame = frame.f_back
@@ -41,17 +41,13 @@ def nest(depth):
         nest(depth - 1)
     before = now()
     nvtx.pop_range(domain=domain)
-    say("range", name, domain, began, (before, now()), stack_of_nest(depth))
-
-
-def stack_of_nest(depth):
-    return stack()
+    say("range", name, domain, began, (before, now()), stack(), depth)
 
 
 def mark(index):
     before = now()
     nvtx.mark(f"mark {index}", domain="marks", payload=index + 0.5)
-    say("mark", f"mark {index}", "marks", (before, now()), None, stack_of_nest(0), index + 0.5)
+    say("mark", f"mark {index}", "marks", (before, now()), None, stack(), index + 0.5)
 
 
 @nvtx.annotate("décoré", domain="decorated")
