@@ -47,13 +47,13 @@ pub extern "C" fn InitializeInjection() -> i32 {
     static IS_BEGUN: AtomicBool = AtomicBool::new(false);
     if !IS_BEGUN.swap(true, Ordering::Relaxed) {
         let _ = catch_unwind(|| match guest() {
-            // Its guest, if there is one, is the parent's.
-            Some(guest) if guest.pid != std::process::id() => {
+            Some(guest) if guest.wants_cupti() => keeper::begin_cupti(guest),
+            Some(_) => {}
+            None if guest::is_child() => {
                 let why = "it was forked by one that had named ranges before";
                 let _ = writeln!(stderr(), "ktape: this process is not recorded from inside: {why}");
             }
-            Some(guest) if guest.wants_cupti() => keeper::begin_cupti(guest),
-            _ => {}
+            None => {}
         });
     }
     1
@@ -61,12 +61,18 @@ pub extern "C" fn InitializeInjection() -> i32 {
 
 /// Whether this process is recorded. Where that is not known yet, it begins.
 pub(crate) fn is_guest() -> bool {
-    guest().is_some_and(|guest| guest.pid == std::process::id())
+    guest().is_some()
 }
 
-/// The guest, of this process or of the one that it was forked by.
+/// The guest of this process. `None` in a child of one that had begun: nobody there ends a beginning that it was forked in.
 fn guest() -> Option<&'static Guest> {
+    static BEGUN_BY: AtomicU32 = AtomicU32::new(0);
     static GUEST: OnceLock<Option<&'static Guest>> = OnceLock::new();
+    let pid = std::process::id();
+    let begun_by = BEGUN_BY.compare_exchange(0, pid, Ordering::Relaxed, Ordering::Relaxed);
+    if begun_by.is_err_and(|begun_by| begun_by != pid) {
+        return None;
+    }
     *GUEST.get_or_init(|| {
         let directory = std::env::var_os(DIRECTORY_VARIABLE).map(PathBuf::from)?;
         // Of a recorder that is gone, with its directory: a service that it started goes on without it.

@@ -143,3 +143,27 @@ fn another_tool_of_nvtx_is_not_pushed_aside() {
     assert_eq!(output.status.code(), Some(1), "{said}");
     assert!(said.contains("NVTX_INJECTION64_PATH is set already (/a/tool.so)") && said.contains("--nvtx"), "{said}");
 }
+
+#[test]
+fn a_forked_child_adds_nothing_to_its_parent_s_ranges_and_says_that_it_is_not_recorded() {
+    let Some((scene, site)) = scene("NVTX and fork") else { return };
+    let program = r#"
+import ctypes, os, sys
+sys.path.insert(0, sys.argv[1])
+import nvtx
+nvtx.push_range("parent")
+child = os.fork()
+if child == 0:
+    nvtx.mark("child")
+    code = ctypes.CDLL("libcuda.so.1").cuInit(0)
+    os._exit(code)
+assert os.waitpid(child, 0)[1] == 0
+nvtx.pop_range()
+"#;
+    let Outcome { summary, said } = scene.run(&["--collector", "inside", "--nvtx"], program, &[&site]);
+    assert!(said.contains("not recorded from inside: it was forked"), "{said}");
+    let rows = rows(&scene.tape());
+    let whole: Vec<(&str, bool)> =
+        rows.iter().flat_map(|(key, rows)| rows.iter().map(|row| (&*key.1, row.end_ns.is_some()))).collect();
+    assert_eq!(whole, [("parent", true)], "{summary}");
+}
