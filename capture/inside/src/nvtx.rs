@@ -60,9 +60,22 @@ const UNICODE: i32 = 2;
 const REGISTERED: i32 = 3;
 
 /// A text that the program was given a handle of. Never freed, as the program may keep the handle; each text once.
-struct Kept(Box<[u8]>);
+struct Kept(&'static [u8]);
 
-static KEPT: Mutex<Option<HashMap<Box<[u8]>, &'static Kept>>> = Mutex::new(None);
+/// All such texts.
+#[derive(Default)]
+struct Texts {
+    known: HashMap<&'static [u8], &'static Kept>,
+    bytes: usize,
+}
+
+static KEPT: Mutex<Option<Texts>> = Mutex::new(None);
+
+/// What stands for texts beyond [`MOST_KEPT_BYTES`]: a program that registers a text for each request has more every day.
+static BEYOND: Kept = Kept(b"[one text more than are kept]");
+const MOST_KEPT_BYTES: usize = 64 << 20;
+/// What each takes besides its bytes, about.
+const KEPT_BYTES: usize = 64;
 
 /// Numbers ranges that are started.
 static STARTED: AtomicU64 = AtomicU64::new(1);
@@ -257,24 +270,27 @@ fn wide(text: *const u32) -> Vec<u8> {
 /// A handle of a text.
 fn keep(text: &[u8]) -> Handle {
     catch_unwind(|| {
-        let mut kept = KEPT.lock().unwrap_or_else(PoisonError::into_inner);
-        let kept = kept.get_or_insert_default();
-        match kept.get(text) {
-            Some(&kept) => kept,
-            None => {
-                let new: &'static Kept = Box::leak(Box::new(Kept(text.into())));
-                kept.insert(text.into(), new);
-                new
-            }
+        let mut texts = KEPT.lock().unwrap_or_else(PoisonError::into_inner);
+        let texts = texts.get_or_insert_default();
+        if let Some(&known) = texts.known.get(text) {
+            return known;
         }
+        if texts.bytes >= MOST_KEPT_BYTES {
+            return &BEYOND;
+        }
+        texts.bytes += text.len() + KEPT_BYTES;
+        let text: &'static [u8] = Box::leak(text.into());
+        let new: &'static Kept = Box::leak(Box::new(Kept(text)));
+        texts.known.insert(text, new);
+        new
     })
-    .map_or(std::ptr::null(), |kept| std::ptr::from_ref(kept))
+    .map_or(std::ptr::null(), std::ptr::from_ref)
 }
 
 /// The text of a handle; empty for none.
 fn kept<'text>(handle: Handle) -> &'text [u8] {
     // SAFETY: null or from `keep`, whose texts stay: no other tool hands out handles where this one does.
-    unsafe { handle.as_ref() }.map_or(&[], |kept| &kept.0)
+    unsafe { handle.as_ref() }.map_or(&[], |kept| kept.0)
 }
 
 /// What the program says.
