@@ -388,3 +388,20 @@ fn tell(said: Said<'_>) {
         });
     });
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_text_is_kept_once_and_those_beyond_the_most_are_all_called_the_same() {
+        let first = keep(b"first");
+        assert_eq!(first, keep(b"first"));
+        for number in 0..=MOST_KEPT_BYTES / (MOST_TEXT + KEPT_BYTES) {
+            keep(format!("{number:0MOST_TEXT$}").as_bytes());
+        }
+        assert_eq!(kept(keep(b"late")), BEYOND.0);
+        assert_eq!(keep(b"later"), keep(b"late"));
+        assert_eq!((keep(b"first"), kept(first)), (first, &b"first"[..]));
+    }
+}
