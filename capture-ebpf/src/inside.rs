@@ -281,7 +281,8 @@ pub struct RangeTold {
     pub time_ns: u64,
     /// The process in the upper half, the thread in the lower.
     pub pid_tid: u64,
-    /// Tells a range that is started and ended from others; 0 for those that are pushed and popped.
+    /// Of a range that is started and ended: which. Of one that is pushed or popped: the how manieth word of this thread's about
+    /// such it is, so that one that is missing is noticed.
     pub id: u64,
     /// The domain's name: a [`Text`]'s id; 0 for the default domain.
     pub domain: u32,
@@ -289,6 +290,30 @@ pub struct RangeTold {
     pub name: u32,
     /// The hash of the Python stack; 0 for none.
     pub stack: u64,
+    /// A number that the program gave with it.
+    pub payload: u64,
+    /// What that is: see [`payload`].
+    pub payload_type: u32,
+    /// Always 0.
+    pub padding: u32,
+}
+
+/// What the number given with a range is: `nvtxPayloadType_t`.
+pub mod payload {
+    /// There is none.
+    pub const NONE: u32 = 0;
+    /// 64 bits without a sign.
+    pub const U64: u32 = 1;
+    /// With a sign.
+    pub const I64: u32 = 2;
+    /// A double.
+    pub const F64: u32 = 3;
+    /// The lower 32 bits, without a sign.
+    pub const U32: u32 = 4;
+    /// With a sign.
+    pub const I32: u32 = 5;
+    /// A float.
+    pub const F32: u32 = 6;
 }
 
 /// What is told of a range.

@@ -543,6 +543,10 @@ pub mod tally {
     /// Kinds are less than this. A power of two.
     pub const KINDS: usize = 32;
 
+    /// The tape's table of ranges.
+    pub const RANGE: u32 = 13;
+    /// The tape's table of marks.
+    pub const MARK: u32 = 14;
     /// The tape's table of CPU samples.
     pub const CPU_SAMPLE: u32 = 15;
     /// The tape's table of time off the processor. A stretch belongs to the interval in which it ended: it may have begun hours

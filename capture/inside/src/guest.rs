@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::ptr::null_mut;
 use std::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
 
-use ktape_ebpf::inside::{Control, FunctionEntry, ProcessPage};
+use ktape_ebpf::inside::{Control, FunctionEntry, ProcessPage, device_time};
 
 /// Whom it works for.
 pub struct Guest {
@@ -26,6 +26,13 @@ pub struct Guest {
     pub pid: u32,
 }
 
+impl Guest {
+    /// Whether there is something to be learnt from CUPTI.
+    pub(crate) fn wants_cupti(&self) -> bool {
+        self.control.device_time != device_time::OFF || self.calls || self.announce
+    }
+}
+
 /// Never freed once it is there.
 static GUEST: AtomicPtr<Guest> = AtomicPtr::new(null_mut());
 
@@ -37,7 +44,8 @@ const IDLE: u32 = 0;
 const LISTENING: u32 = 1;
 /// It does no longer.
 const QUIET: u32 = 2;
-/// This is a child of the process that was recorded, by `fork`: CUDA does not work in it, and nothing here is its own.
+/// This is a child of the process that was recorded, by `fork`: nothing here is its own. Once the parent has called `cuInit`, CUDA does
+/// not work in it anyway.
 const CHILD: u32 = 3;
 
 /// Begins to work for a recorder.

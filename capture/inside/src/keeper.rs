@@ -7,13 +7,13 @@
 
 use std::ptr::null_mut;
 use std::sync::atomic::Ordering;
-use std::sync::{Condvar, Mutex, PoisonError};
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use ktape_ebpf::inside::state;
 
-use crate::cupti::Cupti;
+use crate::cupti::{self, Cupti};
 use crate::files::Recorder;
 use crate::guest::{self, Guest};
 use crate::{files, rings, say, stack};
@@ -33,8 +33,24 @@ enum Exit {
 static EXIT: Mutex<Exit> = Mutex::new(Exit::NotYet);
 static CHANGED: Condvar = Condvar::new();
 
+/// CUPTI, once the driver is there. Who holds it may say something in the process's page.
+static CUPTI: Mutex<Option<Cupti>> = Mutex::new(None);
+
+fn cupti() -> MutexGuard<'static, Option<Cupti>> {
+    CUPTI.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Has CUPTI begin, as the driver is there now.
+pub(crate) fn begin_cupti(guest: &'static Guest) {
+    let mut cupti = cupti();
+    // Else the recorder has gone before.
+    if guest::is_listening() {
+        *cupti = cupti::begin(guest);
+    }
+}
+
 /// Starts the thread.
-pub(crate) fn begin(guest: &'static Guest, cupti: Option<Cupti>) -> Result<(), String> {
+pub(crate) fn begin(guest: &'static Guest) -> Result<(), String> {
     extern "C" fn exits() {
         let _ = std::panic::catch_unwind(wait_for_the_rest);
     }
@@ -42,8 +58,9 @@ pub(crate) fn begin(guest: &'static Guest, cupti: Option<Cupti>) -> Result<(), S
         let keeper = thread::Builder::new().name("ktape".to_owned()).stack_size(1 << 20);
         keeper.spawn(move || {
             // What it does not survive is not told on: the program goes on, and CUPTI fills its buffers until there are none.
-            if std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| keep(guest, cupti))).is_err() {
+            if std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| keep(guest))).is_err() {
                 guest::go_quiet();
+                let _lock = cupti();
                 say(guest.page, state::FAILED, 0, "its thread failed");
             }
             done();
@@ -59,7 +76,7 @@ pub(crate) fn begin(guest: &'static Guest, cupti: Option<Cupti>) -> Result<(), S
     Ok(())
 }
 
-fn keep(guest: &Guest, mut cupti: Option<Cupti>) {
+fn keep(guest: &Guest) {
     // Without a ring of its own nothing that the device did could be told, nor what others could not count.
     if rings::with_writer(0, 0, |_| ()).is_none() {
         guest::go_quiet();
@@ -77,9 +94,10 @@ fn keep(guest: &Guest, mut cupti: Option<Cupti>) {
             if is_round {
                 last_round = Instant::now();
             }
-            tell(cupti.as_ref(), is_round, is_last);
+            tell(cupti().as_ref(), is_round, is_last);
         }
         if (is_gone || is_last) && !is_exit && guest::go_quiet() {
+            let mut cupti = cupti();
             if let Some(cupti) = cupti.take() {
                 cupti.end();
             }

@@ -1,19 +1,23 @@
-//! The library inside: loaded into a process by the CUDA driver, which finds it in `CUDA_INJECTION64_PATH`.
+//! The library inside: loaded into a process by the CUDA driver, which finds it in `CUDA_INJECTION64_PATH`, or by NVTX, which finds
+//! it in `NVTX_INJECTION64_PATH`.
 //!
 //! It tells the recorder what only the process itself can learn, above all when the GPU ran what, through rings in mapped files
 //! (`ktape_ebpf::inside`). It is a guest in somebody's server: nothing in here may panic across the boundary, wait, or end the
 //! process, and where the recorder is gone it goes quiet.
 //!
-//! The driver calls [`InitializeInjection`] in `cuInit`. From then on there are two ways through the code: a call is told on the
-//! thread that makes it (`cupti::callback`, `calls`, [`rings`]), where nothing allocates, locks or makes a system call; and what the
-//! device ran comes in buffers, on a thread of CUPTI's or on the library's own (`cupti::activity`, `keeper`).
+//! The driver calls [`InitializeInjection`] in `cuInit`; NVTX calls [`nvtx::InitializeInjectionNvtx2`] at its first use, which may be
+//! long before. Whichever comes first begins the guest ([`is_guest`]); CUPTI waits for the driver. From then on there are two ways
+//! through the code: a call or range is told on the thread that makes it (`cupti::callback`, `calls`, [`nvtx`], [`rings`]), where nothing
+//! allocates, locks or makes a system call; and what the device ran comes in buffers, on a thread of CUPTI's or on the library's own
+//! (`cupti::activity`, `keeper`).
 
 use std::io::{Write as _, stderr};
 use std::panic::catch_unwind;
 use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
-use ktape_ebpf::inside::{DIRECTORY_VARIABLE, LAYOUT, ProcessPage, device_time, state};
+use ktape_ebpf::inside::{DIRECTORY_VARIABLE, LAYOUT, ProcessPage, state};
 
 pub mod announce;
 pub mod calls;
@@ -24,13 +28,14 @@ mod files;
 pub mod guest;
 mod keeper;
 pub mod memory;
+pub mod nvtx;
 pub mod rings;
 pub mod stack;
 
 use guest::Guest;
 
-/// The variable by which the driver finds the library.
-const INJECTION_VARIABLE: &str = "CUDA_INJECTION64_PATH";
+/// The variables by which the library is found: by the driver, by NVTX, and by itself.
+const VARIABLES: [&str; 3] = ["CUDA_INJECTION64_PATH", "NVTX_INJECTION64_PATH", DIRECTORY_VARIABLE];
 
 /// What this library is, for who reads it out of the file.
 #[unsafe(no_mangle)]
@@ -41,28 +46,55 @@ pub static KTAPE_INSIDE_LAYOUT: AtomicU32 = AtomicU32::new(LAYOUT);
 pub extern "C" fn InitializeInjection() -> i32 {
     static IS_BEGUN: AtomicBool = AtomicBool::new(false);
     if !IS_BEGUN.swap(true, Ordering::Relaxed) {
-        let _ = catch_unwind(|| {
-            let Some(directory) = std::env::var_os(DIRECTORY_VARIABLE).map(PathBuf::from) else { return };
-            // Of a recorder that is gone, with its directory: a service that it started goes on without it.
-            if files::recorder(&directory) != files::Recorder::Lives {
-                return;
-            }
-            if let Err(why) = begin(&directory) {
+        let _ = catch_unwind(|| match guest() {
+            Some(guest) if guest.wants_cupti() => keeper::begin_cupti(guest),
+            Some(_) => {}
+            None if guest::is_child() => {
+                let why = "it was forked by one that had named ranges before";
                 let _ = writeln!(stderr(), "ktape: this process is not recorded from inside: {why}");
             }
+            None => {}
         });
     }
     1
 }
 
-fn begin(directory: &Path) -> Result<(), String> {
+/// Whether this process is recorded. Where that is not known yet, it begins.
+pub(crate) fn is_guest() -> bool {
+    guest().is_some()
+}
+
+/// The guest of this process. `None` in a child of one that had begun: nobody there ends a beginning that it was forked in.
+fn guest() -> Option<&'static Guest> {
+    static BEGUN_BY: AtomicU32 = AtomicU32::new(0);
+    static GUEST: OnceLock<Option<&'static Guest>> = OnceLock::new();
+    let pid = std::process::id();
+    let begun_by = BEGUN_BY.compare_exchange(0, pid, Ordering::Relaxed, Ordering::Relaxed);
+    if begun_by.is_err_and(|begun_by| begun_by != pid) {
+        return None;
+    }
+    *GUEST.get_or_init(|| {
+        let directory = std::env::var_os(DIRECTORY_VARIABLE).map(PathBuf::from)?;
+        // Of a recorder that is gone, with its directory: a service that it started goes on without it.
+        if files::recorder(&directory) != files::Recorder::Lives {
+            return None;
+        }
+        begin(&directory).unwrap_or_else(|why| {
+            let _ = writeln!(stderr(), "ktape: this process is not recorded from inside: {why}");
+            None
+        })
+    })
+}
+
+/// Begins, but for CUPTI. `None` where this process is not to be recorded.
+fn begin(directory: &Path) -> Result<Option<&'static Guest>, String> {
     let control = files::control(directory)?;
     let pid = std::process::id();
     if control.process != 0 && control.process != pid {
-        return Ok(());
+        return Ok(None);
     }
     if control.follow == 0 {
-        environment::remove(&[DIRECTORY_VARIABLE, INJECTION_VARIABLE]);
+        environment::remove(&VARIABLES);
     }
     if has_own_numbers() {
         return Err("it is in a namespace of process numbers of its own".to_owned());
@@ -78,11 +110,11 @@ fn begin(directory: &Path) -> Result<(), String> {
     let ring_bytes = control.ring_bytes;
     let directory = directory.to_owned();
     let guest = guest::begin(Guest { directory, control, page, functions, calls, announce, ring_bytes, pid });
-    if control.device_time == device_time::OFF && !calls && !announce {
+    if !guest.wants_cupti() {
         say(page, state::RECORDING, 0, "");
-        return Ok(());
     }
-    keeper::begin(guest, cupti::begin(guest))
+    keeper::begin(guest)?;
+    Ok(Some(guest))
 }
 
 /// Whether the process's number is another to those who see it from outside: then its files would be taken for a stranger's.
@@ -94,7 +126,7 @@ fn has_own_numbers() -> bool {
 
 /// Says in the process's page what became of its recording.
 fn say(page: &ProcessPage, state: u32, code: u32, detail: &str) {
-    // SAFETY: only this library writes there, and only one of its threads at a time: first the driver's caller, then the keeper.
+    // SAFETY: only this library writes there, and only one of its threads at a time: first who begins, then who holds the keeper's lock.
     let place = unsafe { &mut *page.detail.get() };
     let length = detail.len().min(place.len() - 1);
     place[..length].copy_from_slice(&detail.as_bytes()[..length]);

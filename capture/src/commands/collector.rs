@@ -21,6 +21,9 @@ pub(super) struct Collection {
     /// probes for calls and the library for what the GPU did
     #[arg(long, value_enum, value_name = "WHO", default_value_t)]
     collector: Collector,
+    /// Also record the ranges and marks that the program names by NVTX: a library is loaded into it, by NVTX itself: see docs/nvtx.md
+    #[arg(long)]
+    nvtx: bool,
     /// The CUPTI to load, in place of the one beside the process's CUDA libraries
     #[arg(long, value_name = "PATH")]
     cupti: Option<PathBuf>,
@@ -53,7 +56,7 @@ enum Collector {
 /// What was chosen.
 #[derive(Debug)]
 pub(super) enum Chosen {
-    /// eBPF probes; with them, where device times are wanted, the library.
+    /// eBPF probes; with them, where device times or ranges are wanted, the library.
     Outside(Option<(inside::Options, PathBuf)>),
     /// The library alone.
     Inside(inside::Options, PathBuf),
@@ -83,15 +86,16 @@ impl Collection {
             ensure!(collector != Collector::Outside, "--cupti is for --device-time cupti or --collector inside");
             ensure!(path.is_file(), "--cupti {}: no such file", path.display());
         }
-        let options = |is_alone| inside::Options {
+        let options = inside::Options {
             device_time: self.device_time == DeviceTime::Cupti,
-            calls: is_alone,
-            announce: !is_alone,
+            calls: collector == Collector::Inside,
+            announce: collector == Collector::Both,
+            ranges: self.nvtx,
             cupti: self.cupti.as_ref().map(|path| path.canonicalize().unwrap_or_else(|_| path.clone())),
             ring_bytes: recording.ring_bytes(),
         };
         let library = || -> Result<PathBuf> {
-            inside::check(program).context("the library inside cannot be loaded")?;
+            inside::check(program, &options).context("the library inside cannot be loaded")?;
             inside::find_library()
         };
         let library = || library().with_context(|| format!("collector {why}"));
@@ -100,12 +104,17 @@ impl Collection {
                 if let Some(option) = recording.needs_probes() {
                     bail!("{option} takes eBPF probes, which --collector inside is without");
                 }
-                Chosen::Inside(options(true), library()?)
+                let library = library()?;
+                Chosen::Inside(options, library)
             }
-            Collector::Both => Chosen::Outside(Some((options(false), library()?))),
-            Collector::Outside | Collector::Auto => Chosen::Outside(None),
+            Collector::Outside | Collector::Auto if !self.nvtx => Chosen::Outside(None),
+            Collector::Both | Collector::Outside | Collector::Auto => {
+                let library = library()?;
+                Chosen::Outside(Some((options, library)))
+            }
         };
-        Ok((chosen, why))
+        let ranges = if self.nvtx { "; a library in the processes for NVTX's ranges" } else { "" };
+        Ok((chosen, why + ranges))
     }
 
     /// Decides who collects: not [`Collector::Auto`].
@@ -145,7 +154,7 @@ mod tests {
 
     fn decide(collector: Collector, device_time: DeviceTime, is_root: bool, has_cupti: bool) -> Result<Collector> {
         let no_probes = (!is_root).then(|| "not permitted".to_owned());
-        let collection = Collection { device_time, collector, cupti: None };
+        let collection = Collection { device_time, collector, nvtx: false, cupti: None };
         collection.decide(&Surroundings { no_probes, has_cupti }).map(|(collector, _)| collector)
     }
 

@@ -12,6 +12,8 @@ use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 
 use super::Outcome;
 use super::segments::{Segments, is_directory};
+use crate::collect::inside::device::DeviceCounts;
+use crate::collect::inside::ranges::RangeCounts;
 use crate::collect::nvml;
 use crate::kernel::sampler::MOST_HZ;
 use crate::record::blind_spots::Kind;
@@ -284,15 +286,27 @@ pub(super) fn report_as(summary: &Summary, json: bool, quiet: bool) -> Result<()
     }
     if let Some(inside) = &summary.inside {
         let counts = &inside.counts;
-        writeln!(
-            out,
-            "device: {} kernels, {} copies, {} memsets of {} processes with CUPTI; {} lost",
-            counts.kernels,
-            counts.copies,
-            counts.sets,
-            inside.states.get("recording").copied().unwrap_or(0),
-            inside.lost + counts.missing,
-        )?;
+        // Not where only ranges were asked for.
+        if inside.named == RangeCounts::default() || *counts != DeviceCounts::default() {
+            writeln!(
+                out,
+                "device: {} kernels, {} copies, {} memsets of {} processes with CUPTI; {} lost",
+                counts.kernels,
+                counts.copies,
+                counts.sets,
+                inside.states.get("recording").copied().unwrap_or(0),
+                inside.lost + counts.missing,
+            )?;
+        }
+        let RangeCounts { ranges, marks, left_open, given_up, closes_nothing } = inside.named;
+        if inside.named != RangeCounts::default() {
+            writeln!(
+                out,
+                "NVTX: {ranges} ranges and {marks} marks, {} ranges without an end: {given_up} of them as what closed them was not \
+                 seen; {closes_nothing} closed nothing",
+                left_open + given_up
+            )?;
+        }
         if counts.refused_launches > 0 {
             writeln!(out, "  {} launches were refused, and have no kernel", counts.refused_launches)?;
         }

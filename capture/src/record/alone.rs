@@ -27,7 +27,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use super::blind_spots::{BlindSpot, Kind, Mapped, Noted};
 use super::cost::Cost;
 use super::inside::beside::LAST_WORDS;
-use super::inside::{self, Inside, OF_DEVICE};
+use super::inside::{self, Inside, NO_CALLS};
 use super::losses::Losses;
 use super::output::Output;
 use super::processes::{has_ended, identity_of, pidfd_of};
@@ -206,7 +206,7 @@ impl Alone {
         });
         let elapsed = self.told_losses.elapsed();
         self.look_at_cost(elapsed);
-        let inside = self.inside.summary(self.collector.device());
+        let inside = self.inside.summary(&self.collector);
         let tape_lost_events = self.tape.lost_events();
         let untold = sealed.and(told).err().map(|error| format!("{}: {error}", self.options.output.display()));
         let finished = self.tape.finish();
@@ -297,7 +297,7 @@ impl Alone {
         if unknown > 0 {
             self.trouble("records of processes that have no page".to_owned());
         }
-        self.inside.rings.remove_read(None);
+        self.inside.end_threads(&mut self.collector, &mut self.tape)?;
         for said in self.inside.words() {
             let process = self.collector.process_id(said.pid);
             if process != 0 {
@@ -533,7 +533,7 @@ impl Alone {
     }
 }
 
-/// Calls, by all tables but those of what the device did.
+/// Calls, by all tables but those of what is none.
 fn sum_of_calls(slot: &Slot, of: impl Fn(&Slot) -> &[u64]) -> u64 {
-    (1..).zip(&of(slot)[1..]).filter(|(table, _)| !OF_DEVICE.contains(table)).map(|(_, count)| count).sum()
+    (1..).zip(&of(slot)[1..]).filter(|(table, _)| !NO_CALLS.contains(table)).map(|(_, count)| count).sum()
 }

@@ -145,7 +145,9 @@ impl Session {
         {
             self.noted.add(Kind::SilentProcess, what, 1);
         }
-        if let Some(inside) = self.inside.as_ref().filter(|inside| calls > 0 && !inside.knows(pid)) {
+        if let Some(inside) =
+            self.inside.as_ref().filter(|inside| inside.wants_device_time() && calls > 0 && !inside.knows(pid))
+        {
             let name = inside.library().file_name().unwrap_or_default().to_string_lossy();
             let what = format!("calls of process {pid}, which has not loaded {name}: without times of the device");
             self.noted.add(Kind::WithoutTime, what, calls);

@@ -3,12 +3,13 @@
 //! The eBPF programs count each call before they ask the ring buffer for room, so what it had none for is known by function,
 //! and looked at every second: a loss row says how many, of which kind, and between which two looks.
 
-use ktape_ebpf::wire::tally::{self, KINDS};
+use ktape_ebpf::wire::tally::KINDS;
 use ktape_ebpf::wire::{Counters, OffCounters};
 use ktape_format::event::{self, Loss};
 use ktape_format::table::Row;
 use ktape_format::{Sink as _, TapeError};
 
+use super::inside::NO_CALLS;
 use super::output::Output;
 
 use crate::probes::functions::Probed;
@@ -82,14 +83,13 @@ impl Losses {
         self.tell_untold(now_ns, tape)
     }
 
-    /// Takes in what rings have lost so far, by table; of what the device did nothing is added to the calls.
+    /// Takes in what rings have lost so far, by table; what is no call is not added to the calls.
     pub(super) fn of_rings(&mut self, lost: &[u64; KINDS]) {
         for (kind, (&lost, told)) in
             lost.iter().zip(std::mem::replace(&mut self.told_of_rings, *lost)).enumerate().skip(1)
         {
             let count = lost.saturating_sub(told);
-            let is_of_device = [tally::KERNEL, tally::MEMCPY, tally::MEMSET].contains(&(kind as u32));
-            self.lost += if is_of_device { 0 } else { count };
+            self.lost += if NO_CALLS.contains(&(kind as u32)) { 0 } else { count };
             self.add(kind as u16, count, RINGS);
         }
     }

@@ -341,7 +341,7 @@ impl Session {
             self.losses.tell_rest(calls, rest, off, now_ns, &mut self.tape)?;
             self.tallies.finish(&mut self.tape)
         });
-        let inside = self.inside.as_mut().map(|inside| inside.summary(self.collector.device()));
+        let inside = self.inside.as_mut().map(|inside| inside.summary(&self.collector));
         let tape_lost_events = self.tape.lost_events();
         let untold = sealed.and(told).err().map(|error| format!("{}: {error}", self.options.output.display()));
         let finished = self.tape.finish();

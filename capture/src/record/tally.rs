@@ -18,7 +18,7 @@ use std::collections::BTreeMap;
 
 use ktape_ebpf::wire::tally::{self, INTERVAL_SHIFT, SLOTS, Slot};
 use ktape_format::TapeError;
-use ktape_format::event::{CpuSample, OffCpu, Tally};
+use ktape_format::event::{CpuSample, Mark, OffCpu, Range, Tally};
 use ktape_format::table::Row as _;
 
 use super::inside::Inside;
@@ -28,6 +28,7 @@ use crate::collect::outside::{Key, Settled};
 use crate::kernel::programs::{Kernel, KernelError};
 
 const _: () = assert!(tally::CPU_SAMPLE == CpuSample::KIND as u32 && tally::OFF_CPU == OffCpu::KIND as u32);
+const _: () = assert!(tally::RANGE == Range::KIND as u32 && tally::MARK == Mark::KIND as u32);
 
 /// So many intervals before the present one are read at each look.
 const READ_BACK: u64 = 4;

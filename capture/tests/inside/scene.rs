@@ -11,7 +11,7 @@ use ktape_simcuda_truth::Truth;
 
 /// The user that has nothing.
 const NOBODY: u32 = 65_534;
-const PYTHON: &str = "/usr/bin/python3";
+pub(crate) const PYTHON: &str = "/usr/bin/python3";
 
 /// A folder.
 pub(crate) struct Scene {
@@ -51,7 +51,7 @@ impl Scene {
         Some(Scene { folder, driver: driver?, library })
     }
 
-    fn path(&self, name: &str) -> PathBuf {
+    pub(crate) fn path(&self, name: &str) -> PathBuf {
         self.folder.path().join(name)
     }
 
@@ -102,7 +102,7 @@ impl Scene {
 }
 
 /// Says that something is not tested here: on stderr, past the test harness, and for the last lines of `make test`.
-fn skip(what: &str) {
+pub(crate) fn skip(what: &str) {
     assert!(std::env::var_os("KTAPE_REQUIRE_LIVE").is_none(), "{what}");
     let line = format!("SKIPPED recording from inside: {what}\n");
     std::io::stderr().write_all(line.as_bytes()).expect("stderr is open");

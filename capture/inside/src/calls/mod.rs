@@ -83,6 +83,12 @@ impl Caller {
         Caller { arguments, stacks: Stacks::new(pid), kernels: [(0, 0, 0, 0); LAST_KERNELS] }
     }
 
+    /// The hash of the thread's Python stack, told before if it is new: see [`Stacks::tell`].
+    #[inline(always)]
+    pub(crate) fn stack(&mut self, guest: &Guest, asked: u32, writer: &mut Writer) -> u64 {
+        self.stacks.tell(guest.page, asked, writer, writer.pid_tid())
+    }
+
     /// Tells that a function was called.
     #[inline(always)]
     pub fn enter(
@@ -99,7 +105,7 @@ impl Caller {
         // SAFETY: CUPTI hands over this function's arguments.
         let words = if structure.is_null() { Default::default() } else { unsafe { parameters.read(structure) } };
         let asked = guest.control.rotation.load(Ordering::Relaxed);
-        let stack = if plan.stack != 0 { self.stacks.tell(guest.page, asked, writer, pid_tid) } else { 0 };
+        let stack = if plan.stack != 0 { self.stack(guest, asked, writer) } else { 0 };
         if plan.stack & stack_use::LAUNCH != 0 && parameters.kernel != 0 {
             self.name_kernel(words[usize::from(parameters.kernel) - 1], data, asked, writer);
         }

@@ -6,4 +6,5 @@
 pub mod device;
 pub mod mapping;
 pub mod pages;
+pub mod ranges;
 pub mod rings;

@@ -51,8 +51,8 @@ pub struct Found {
 pub struct Record<'a> {
     /// Its bytes.
     pub bytes: &'a [u8],
-    /// Whether it tells what the device did.
-    pub is_of_device: bool,
+    /// What it tells of.
+    pub of: Of,
     texts: &'a FxHashMap<u32, Arc<str>>,
 }
 
@@ -61,6 +61,17 @@ impl Record<'_> {
     pub fn text(&self, id: u32) -> Option<Arc<str>> {
         self.texts.get(&id).cloned()
     }
+}
+
+/// What a record tells of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Of {
+    /// What the device did.
+    Device,
+    /// A range that the program names.
+    Range,
+    /// Calls, and all else.
+    Calls,
 }
 
 /// One thread's.
@@ -170,8 +181,7 @@ impl Rings {
             let ring = &mut self.rings[index];
             taken += 1;
             ring.has_front = false;
-            let is_of_device = ring.is_of_device();
-            take(Record { bytes: &ring.front, is_of_device, texts: &ring.texts })?;
+            take(Record { bytes: &ring.front, of: ring.of(), texts: &ring.texts })?;
             if ring.advance(horizon_ns, &mut self.strange) {
                 next.push(Reverse((ring.time_ns, index)));
             }
@@ -179,8 +189,10 @@ impl Rings {
         Ok(taken)
     }
 
-    /// Takes the files away of threads that ended, and of this process, of which all is read.
-    pub fn remove_read(&mut self, ended: Option<u32>) {
+    /// Takes the files away of threads that ended, and of this process, of which all is read. Returns whose these were: process and
+    /// thread.
+    pub fn remove_read(&mut self, ended: Option<u32>) -> Vec<(u32, u32)> {
+        let mut removed = Vec::new();
         let gone = &mut self.gone;
         let known = &mut self.known;
         self.rings.retain_mut(|ring| {
@@ -194,8 +206,10 @@ impl Rings {
             // One that is gone already is what is wanted.
             let _ = fs::remove_file(&ring.path);
             known.remove(&(ring.inode, ring.path.clone()));
+            removed.push((ring.pid, ring.reader.header().tid));
             false
         });
+        removed
     }
 
     /// Forgets a process's page, whose file was taken away.
@@ -312,7 +326,7 @@ impl Ring {
         };
         let time_ns = u64::from_ne_bytes(*word);
         // What was done was done before it was told.
-        self.time_ns = if self.is_of_device() { time_ns.min(horizon_ns) } else { time_ns };
+        self.time_ns = if self.of() == Of::Device { time_ns.min(horizon_ns) } else { time_ns };
         true
     }
 
@@ -339,8 +353,12 @@ impl Ring {
         self.front.first_chunk::<2>().map(|kind| u16::from_ne_bytes(*kind).into())
     }
 
-    fn is_of_device(&self) -> bool {
-        matches!(self.kind(), Some(inside::KERNEL_RAN | inside::COPY_RAN | inside::SET_RAN))
+    fn of(&self) -> Of {
+        match self.kind() {
+            Some(inside::KERNEL_RAN | inside::COPY_RAN | inside::SET_RAN) => Of::Device,
+            Some(inside::RANGE) => Of::Range,
+            _ => Of::Calls,
+        }
     }
 }
 
@@ -424,7 +442,7 @@ mod tests {
         rings.look().unwrap();
         let mut names = Vec::new();
         let taken = rings.read(20, usize::MAX, |record| {
-            assert!(record.is_of_device);
+            assert_eq!(record.of, Of::Device);
             names.push(record.text(1).as_deref().map(str::to_owned));
             assert_eq!(record.text(2), None);
             Ok::<(), ()>(())
@@ -442,10 +460,10 @@ mod tests {
         ring.end();
         let mut rings = Rings::new(folder.0.path());
         rings.look().unwrap();
-        rings.remove_read(None);
+        assert_eq!(rings.remove_read(None), []);
         assert!(!rings.is_empty(), "there is something to read");
         read(&mut rings, 100);
-        rings.remove_read(None);
+        assert_eq!(rings.remove_read(None), [(PID, 1)]);
         assert!(rings.is_empty());
         assert_eq!(std::fs::read_dir(folder.0.path()).unwrap().count(), 0);
         assert_eq!((rings.slot(0).seen[4], rings.counted().seen[4]), (1, 1));

@@ -131,7 +131,7 @@ impl Account {
         self.settle(key, fate);
     }
 
-    pub(super) fn take(&mut self) -> impl Iterator<Item = (Key, Settled)> {
+    pub(in super::super) fn take(&mut self) -> impl Iterator<Item = (Key, Settled)> {
         self.settled.drain()
     }
 }

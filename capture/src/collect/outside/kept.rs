@@ -53,6 +53,7 @@ impl Outside {
             process.stacks.ids().for_each(|id| keep(DefinitionKind::Stack, id));
             process.objects.graphs.name_kept(keep);
             process.objects.device.kept(keep);
+            process.ranges.kept(keep);
             process.objects.device.waiting().for_each(|work| name_work(work, keep));
             process.kernels.ids().for_each(|id| keep(DefinitionKind::Kernel, id));
             for pending in process.threads.values().flat_map(|thread| thread.pending()) {

@@ -4,7 +4,7 @@
 //! return isn't wanted, else when that comes (`thread.rs` has what is under way; `copies.rs` what is more of copies). What an event refers to is kept by process:
 //! stacks and code objects (`stacks.rs`; `native.rs` has the frames below Python), kernels by handle (`kernels.rs`), contexts
 //! and streams (`objects.rs`), graphs (`graphs.rs`; `capturing.rs` has the streams that are captured). CPU samples become events in `samples.rs`, time
-//! off the processor in `off_cpu.rs`.
+//! off the processor in `off_cpu.rs`, ranges that the program names in `named.rs`.
 
 pub(in super::super::collect) mod account;
 mod arguments;
@@ -16,6 +16,7 @@ mod gaps;
 mod graphs;
 mod kept;
 pub(in super::super::collect) mod kernels;
+mod named;
 mod native;
 mod objects;
 mod off_cpu;
@@ -46,6 +47,7 @@ use ktape_format::table::DefinitionKind;
 use rustc_hash::FxHashMap;
 
 use super::inside::device::{Around, Device, DeviceCounts, Did, Work};
+use super::inside::ranges::{Books, RangeCounts, Ranges};
 use crate::probes::functions::Probed;
 use crate::target::libraries::FileId;
 use crate::target::stubs::live;
@@ -148,6 +150,7 @@ pub struct Outside {
     /// Whether the device's own times are asked for: then each copy is told by the device, and not by its call.
     device_times: bool,
     device: DeviceCounts,
+    ranges: RangeCounts,
     /// Of the call that is being written.
     work: Vec<Work>,
 }
@@ -164,6 +167,7 @@ struct Process {
     stacks: Stacks,
     kernels: Kernels,
     objects: Objects,
+    ranges: Ranges,
     /// The last correlation id.
     correlation: u64,
     /// Calls of which a record came, whatever they were.
@@ -199,6 +203,14 @@ macro_rules! teller {
         }
     };
 }
+
+/// Where ranges are accounted for. Likewise.
+macro_rules! books {
+    ($outside:ident) => {
+        Books { account: &mut $outside.account, counts: &mut $outside.ranges }
+    };
+}
+use books;
 
 impl Teller<'_> {
     /// Writes a call that was not seen to return. Returns how many events it is, which is 1 or 0.
@@ -269,6 +281,7 @@ impl Outside {
             sources: FxHashMap::default(),
             device_times: false,
             device: DeviceCounts::default(),
+            ranges: RangeCounts::default(),
             work: Vec::new(),
             further_sources: BTreeMap::new(),
         }
@@ -309,6 +322,7 @@ impl Outside {
             stacks: Stacks::new(identity.pid, self.scope.clone()),
             kernels: Kernels::new(identity.pid, is_new, self.scope.clone()),
             objects,
+            ranges: Ranges::default(),
             calls: 0,
             stackless: 0,
             stackless_samples: 0,
@@ -389,6 +403,7 @@ impl Outside {
         }
         let mut teller = teller!(self, process);
         teller.with_device(|device, around| device.finish(has_ended, around, sink))?;
+        process.ranges.finish(&mut books!(self), sink)?;
         self.unnamed_launches += process.kernels.unnamed_launches();
         for (kernel, source) in process.kernels.sources() {
             if self.sources.len() < MOST_KEPT || self.sources.contains_key(&kernel) {

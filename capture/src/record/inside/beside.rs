@@ -1,4 +1,5 @@
-//! The inside collector beside the eBPF programs: these see the calls, the libraries tell what the device did.
+//! The inside collector beside the eBPF programs: these see the calls, the libraries tell what the device did, or what the program
+//! names.
 
 use std::time::{Duration, Instant};
 
@@ -21,6 +22,10 @@ impl Session {
     pub(in super::super) fn begin_inside(&mut self) -> Result<()> {
         let Some((options, library)) = self.options.inside.clone() else { return Ok(()) };
         let inside = Inside::begin(&options, &library, &self.functions)?;
+        if !options.announce {
+            self.inside = Some(inside);
+            return Ok(());
+        }
         let file = std::fs::File::open(&library).with_context(|| library.display().to_string())?;
         let path = libraries::open_path(&file);
         let sites = self.sites(&path, &[SITE])?;
@@ -35,7 +40,7 @@ impl Session {
 
     /// What a command's environment needs so that it loads the library.
     pub fn variables(&self) -> Vec<(&'static str, std::ffi::OsString)> {
-        self.inside.as_ref().map_or_else(Vec::new, |inside| inside.variables().into())
+        self.inside.as_ref().map_or_else(Vec::new, Inside::variables)
     }
 
     /// Takes what libraries have told by now.
@@ -53,7 +58,7 @@ impl Session {
                 break;
             }
         }
-        inside.rings.remove_read(None);
+        inside.end_threads(&mut self.collector, &mut self.tape)?;
         for said in inside.words() {
             troubles.extend(said.is_trouble.then(|| format!("process {}: {}", said.pid, said.what)));
             let process = self.collector.process_id(said.pid);

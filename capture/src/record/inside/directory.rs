@@ -3,7 +3,7 @@
 //! It lies in memory (`$XDG_RUNTIME_DIR`, else `/dev/shm`), is its user's alone, and goes with the recorder. One that was killed leaves
 //! its own behind, and no lock on its control page: the next recorder of the user takes it away.
 
-use std::ffi::{OsStr, OsString};
+use std::ffi::OsStr;
 use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::io::{self, Write as _};
 use std::os::unix::ffi::OsStrExt as _;
@@ -144,14 +144,6 @@ fn is_locked(path: &Path) -> bool {
     control.is_ok_and(|file| flock(&file, FlockOperation::NonBlockingLockShared).is_err())
 }
 
-/// What is set in a command's environment so that it loads the library.
-pub(super) fn variables(directory: &Path, library: &Path) -> [(&'static str, OsString); 2] {
-    [
-        (super::INJECTION_VARIABLE, library.as_os_str().to_owned()),
-        (ktape_ebpf::inside::DIRECTORY_VARIABLE, directory.as_os_str().to_owned()),
-    ]
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -159,7 +151,8 @@ mod tests {
     #[test]
     fn a_directory_is_its_user_s_alone_and_goes_with_the_recorder() {
         let functions = crate::probes::functions::all();
-        let options = Options { device_time: true, calls: true, announce: false, cupti: None, ring_bytes: 1 << 16 };
+        let (cupti, ring_bytes) = (None, 1 << 16);
+        let options = Options { device_time: true, calls: true, announce: false, ranges: false, cupti, ring_bytes };
         let directory = Directory::create(&options, &functions).unwrap();
         let path = directory.path().to_owned();
         assert_eq!(fs::metadata(&path).unwrap().mode() & 0o777, 0o700);

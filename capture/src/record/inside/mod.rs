@@ -13,7 +13,7 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, ensure};
-use ktape_ebpf::inside::state;
+use ktape_ebpf::inside::{DIRECTORY_VARIABLE, state};
 use ktape_ebpf::python::Interpreter;
 use ktape_ebpf::wire::tally::Slot;
 use ktape_format::TapeError;
@@ -24,12 +24,15 @@ pub use self::library::{can_load, find as find_library};
 use super::output::Output;
 use crate::collect::inside::device::DeviceCounts;
 use crate::collect::inside::pages::{Page, Word};
-use crate::collect::inside::rings::{Record, Rings};
+use crate::collect::inside::ranges::RangeCounts;
+use crate::collect::inside::rings::{Of, Rings};
 use crate::collect::outside::{Notice, Outside};
 use crate::probes::functions::Probed;
 
 /// The variable in which the CUDA driver finds what it loads into a process.
 pub const INJECTION_VARIABLE: &str = "CUDA_INJECTION64_PATH";
+/// And that in which each copy of NVTX does.
+pub const NVTX_VARIABLE: &str = "NVTX_INJECTION64_PATH";
 /// How often the directory is looked through although no library has said that there is something new.
 const LOOK_AGAIN: Duration = Duration::from_millis(500);
 
@@ -42,10 +45,25 @@ pub struct Options {
     pub calls: bool,
     /// Which call has which number in CUPTI: where an eBPF program listens.
     pub announce: bool,
+    /// Ranges and marks that programs name by NVTX.
+    pub ranges: bool,
     /// A file of CUPTI to load in place of what is found.
     pub cupti: Option<PathBuf>,
     /// How long the ring of a thread is: a power of two.
     pub ring_bytes: u32,
+}
+
+impl Options {
+    /// Whether CUPTI is wanted, and so the driver to load the library.
+    fn wants_cupti(&self) -> bool {
+        self.device_time || self.calls || self.announce
+    }
+
+    /// The variables by which processes find the library.
+    fn variables(&self) -> impl Iterator<Item = &'static str> {
+        let by_driver = self.wants_cupti().then_some(INJECTION_VARIABLE);
+        by_driver.into_iter().chain(self.ranges.then_some(NVTX_VARIABLE))
+    }
 }
 
 /// What became of a process's library, in words.
@@ -67,7 +85,9 @@ pub struct Summary {
     /// What the device did.
     #[serde(flatten)]
     pub counts: DeviceCounts,
-    /// Rows of kernels, copies and memsets that found no room in a ring.
+    /// Ranges and marks.
+    pub named: RangeCounts,
+    /// Rows of kernels, copies, memsets, ranges and marks that found no room in a ring.
     pub lost: u64,
     /// Records that made no sense.
     pub strange: u64,
@@ -110,8 +130,14 @@ impl Inside {
     }
 
     /// What a command's environment needs.
-    pub(super) fn variables(&self) -> [(&'static str, OsString); 2] {
-        directory::variables(self.directory.path(), &self.library)
+    pub(super) fn variables(&self) -> Vec<(&'static str, OsString)> {
+        let names = self.options.variables().map(|name| (name, self.library.as_os_str().to_owned()));
+        names.chain([(DIRECTORY_VARIABLE, self.directory.path().as_os_str().to_owned())]).collect()
+    }
+
+    /// Whether it tells what the device did.
+    pub(super) fn wants_device_time(&self) -> bool {
+        self.options.device_time
     }
 
     /// Looks for processes that have loaded the library since the last time, and for new rings.
@@ -159,9 +185,10 @@ impl Inside {
         mut notice: impl FnMut(Notice, &mut Outside, &mut Output) -> Result<(), TapeError>,
     ) -> Result<usize, TapeError> {
         self.rings.read(horizon_ns, most, |record| {
-            let give = |collector: &mut Outside, tape: &mut Output| match record.is_of_device {
-                true => give_device(&record, horizon_ns, collector, tape),
-                false => collector.take(record.bytes, tape),
+            let give = |collector: &mut Outside, tape: &mut Output| match record.of {
+                Of::Device => collector.take_device(record.bytes, |id| record.text(id), horizon_ns, tape),
+                Of::Range => collector.take_range(record.bytes, |id| record.text(id), tape),
+                Of::Calls => collector.take(record.bytes, tape),
             };
             match give(collector, tape)? {
                 Some(unknown @ Notice::Unknown(_)) => {
@@ -172,6 +199,11 @@ impl Inside {
                 None => Ok(()),
             }
         })
+    }
+
+    /// Takes the rings of threads away that have ended, of which all is read.
+    pub(super) fn end_threads(&mut self, collector: &mut Outside, tape: &mut Output) -> Result<(), TapeError> {
+        self.rings.remove_read(None).into_iter().try_for_each(|(pid, tid)| collector.end_ranges_of(pid, tid, tape))
     }
 
     /// Whether a process has loaded the library.
@@ -217,29 +249,22 @@ impl Inside {
         self.rings.counted()
     }
 
-    pub(super) fn summary(&mut self, counts: DeviceCounts) -> Summary {
+    pub(super) fn summary(&mut self, collector: &Outside) -> Summary {
+        let (counts, named) = (collector.device(), collector.ranges());
         let pids: Vec<u32> = self.pages.keys().copied().collect();
         pids.into_iter().for_each(|pid| self.end_process(pid));
         let counted = self.counted();
-        let lost = OF_DEVICE.iter().map(|&table| counted.lost[table as usize]).sum();
-        Summary { processes: self.processes, states: self.states.clone(), counts, lost, strange: self.rings.strange() }
+        let lost = NO_CALLS.iter().map(|&table| counted.lost[table as usize]).sum();
+        let (processes, states, strange) = (self.processes, self.states.clone(), self.rings.strange());
+        Summary { processes, states, counts, named, lost, strange }
     }
 }
 
-/// The tables of what the device did.
-pub(super) const OF_DEVICE: [u32; 3] = {
-    use ktape_ebpf::wire::tally::{KERNEL, MEMCPY, MEMSET};
-    [KERNEL, MEMCPY, MEMSET]
+/// The tables of what is in rings and no call: what the device did, and what the program names.
+pub(super) const NO_CALLS: [u32; 5] = {
+    use ktape_ebpf::wire::tally::{KERNEL, MARK, MEMCPY, MEMSET, RANGE};
+    [KERNEL, MEMCPY, MEMSET, RANGE, MARK]
 };
-
-fn give_device(
-    record: &Record<'_>,
-    now_ns: u64,
-    collector: &mut Outside,
-    tape: &mut Output,
-) -> Result<Option<Notice>, TapeError> {
-    collector.take_device(record.bytes, |id| record.text(id), now_ns, tape)
-}
 
 fn state_name(state: u32) -> &'static str {
     match state {
@@ -275,13 +300,15 @@ fn in_words(word: &Word, options: &Options) -> Option<(String, bool)> {
 /// # Errors
 ///
 /// Why not.
-pub fn check(program: &Path) -> Result<()> {
-    let other = std::env::var_os(INJECTION_VARIABLE).filter(|value| !value.is_empty());
-    ensure!(
-        other.is_none(),
-        "{INJECTION_VARIABLE} is set already ({}), and the driver loads one library only: unset it, or record without \
-         --device-time and --collector inside",
-        other.unwrap_or_default().to_string_lossy()
-    );
+pub fn check(program: &Path, options: &Options) -> Result<()> {
+    for name in options.variables() {
+        let other = std::env::var_os(name).filter(|value| !value.is_empty());
+        let without = if name == NVTX_VARIABLE { "--nvtx" } else { "--device-time and --collector inside" };
+        ensure!(
+            other.is_none(),
+            "{name} is set already ({}), and one library only is loaded by it: unset it, or record without {without}",
+            other.unwrap_or_default().to_string_lossy()
+        );
+    }
     can_load(program)
 }
