@@ -105,8 +105,10 @@ fn a_process_that_names_every_task_has_no_stack_for_each() {
 
 /// Children that launch once and at once become another program.
 const CHILDREN: &str = r#"
-import ctypes, os
+import ctypes, os, time
 cu = ctypes.CDLL("libcuda.so.1")
+# A call before the interpreter is known has no stack, and on a busy machine that takes its time.
+time.sleep(0.3)
 def launch():
     cu.cuLaunchKernel(None, 1, 1, 1, 1, 1, 1, 0, None, None, None)
 def child():
