@@ -51,9 +51,16 @@ impl Session {
         let now_ns = monotonic_ns() as u64;
         inside.look(&mut troubles);
         loop {
-            // A process that the programs do not know was begun too late, or has ended: what it did is not recorded.
-            let ignore = |_: Notice, _: &mut _, _: &mut _| Ok(());
-            let taken = inside.take(now_ns, RECORDS_A_ROUND, &mut self.collector, &mut self.tape, ignore)?;
+            let mut unknown = false;
+            let hear = |notice: Notice, _: &mut _, _: &mut _| {
+                unknown |= matches!(notice, Notice::Unknown(_));
+                Ok(())
+            };
+            let taken = inside.take(now_ns, RECORDS_A_ROUND, &mut self.collector, &mut self.tape, hear)?;
+            if unknown {
+                // The programs do not know it yet, or no more. The account says how many rows.
+                troubles.push("what the device did for a process that is not known was left out".to_owned());
+            }
             if taken < RECORDS_A_ROUND {
                 break;
             }
