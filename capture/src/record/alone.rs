@@ -263,7 +263,8 @@ impl Alone {
             self.tell_interpreter(pid, interpreter);
         }
         if let Some(member) = self.members.get_mut(&pid) {
-            member.python = if matches!(python, Python::Settled) { Python::Unknown(0) } else { python };
+            // What was refused before is looked at again, to be told.
+            member.python = if matches!(python, Python::Unproven(..)) { python } else { Python::Unknown(0) };
         }
         self.look_for_python(pid)
     }
@@ -431,7 +432,7 @@ impl Alone {
                 Err(Refusal::NoPython) => *python = Python::Unknown(mapped),
                 Err(Refusal::Io(_)) => {}
                 // Not before it is a process that is recorded: a shell in between is nobody's concern.
-                Err(_) if !is_member => {}
+                Err(_) if !is_member => *python = Python::Unknown(mapped),
                 Err(refusal) => {
                     *python = Python::Settled;
                     self.refuse_python(pid, &refusal)?;
