@@ -1,10 +1,11 @@
-//! The collector outside of the process: the eBPF programs' records as events.
+//! The collector of calls: the records of the eBPF programs, and those of the library inside of a process, as events.
 //!
 //! [`Outside::take`] takes one record after the other. A call's record becomes an event (`calls.rs`), at once where its
 //! return isn't wanted, else when that comes (`thread.rs` has what is under way; `copies.rs` what is more of copies). What an event refers to is kept by process:
 //! stacks and code objects (`stacks.rs`; `native.rs` has the frames below Python), kernels by handle (`kernels.rs`), contexts
 //! and streams (`objects.rs`), graphs (`graphs.rs`; `capturing.rs` has the streams that are captured). CPU samples become events in `samples.rs`, time
-//! off the processor in `off_cpu.rs`, ranges that the program names in `named.rs`.
+//! off the processor in `off_cpu.rs`, ranges that the program names in `named.rs`. `lifecycle.rs` has processes and threads that come and
+//! go, `of_device.rs` what calls have the device do.
 
 pub(in super::super::collect) mod account;
 mod arguments;
@@ -16,9 +17,11 @@ mod gaps;
 mod graphs;
 mod kept;
 pub(in super::super::collect) mod kernels;
+mod lifecycle;
 mod named;
 mod native;
 mod objects;
+mod of_device;
 mod off_cpu;
 mod opaque;
 mod samples;
@@ -29,25 +32,22 @@ mod thread;
 use std::collections::BTreeMap;
 use std::mem::offset_of;
 use std::rc::Rc;
-use std::sync::Arc;
 
-use ktape_ebpf::inside::{
-    self, Clocks, CopyRan, Correlated, FunctionName, KernelRan, Missing, Ran, RangeTold, SetRan, Text,
-};
+use ktape_ebpf::inside::{self, Clocks, Correlated, FunctionName, Missing, Ran, RangeTold, Text};
 use ktape_ebpf::python::Interpreter;
 use ktape_ebpf::wire::tally::NO_CPU;
 use ktape_ebpf::wire::{
     Call, CodeRecord, Lifecycle, ListsCall, MemoryCall, NAME_BYTES, NativeBody, OffCpu, Plain as _, Return,
-    STACK_LEFT_OUT, STACK_UNREADABLE, Sample, StackBody, StackCall, TaskBody, TextPiece, kind, life,
+    STACK_LEFT_OUT, STACK_UNREADABLE, Sample, StackBody, StackCall, TaskBody, TextPiece, kind,
 };
 use ktape_format::Sink;
-use ktape_format::definition::{self, Function, api_domain, property};
+use ktape_format::definition::{Function, api_domain, property};
 use ktape_format::event;
 use ktape_format::table::DefinitionKind;
 use rustc_hash::FxHashMap;
 
-use super::inside::device::{Around, Device, DeviceCounts, Did, Work};
-use super::inside::ranges::{Books, RangeCounts, Ranges};
+use super::inside::device::{DeviceCounts, Work};
+use super::inside::ranges::{RangeCounts, Ranges};
 use crate::probes::functions::Probed;
 use crate::target::libraries::FileId;
 use crate::target::stubs::live;
@@ -61,6 +61,7 @@ use kernels::Kernels;
 pub use kernels::Source;
 use native::Builds;
 use objects::Objects;
+use of_device::{Teller, teller};
 pub use samples::Samples;
 pub use scope::LaunchScope;
 use stacks::{Large as _, Stacks};
@@ -178,80 +179,13 @@ struct Process {
     stackless_samples: u64,
 }
 
-/// What writes the rows of calls and of what they have the device do.
-struct Teller<'a> {
-    process: u32,
-    kernels: &'a mut Kernels,
-    objects: &'a mut Objects,
-    account: &'a mut Account,
-    counts: &'a mut DeviceCounts,
-    work: &'a mut Vec<Work>,
-    device_times: bool,
-}
-
-/// A process's [`Teller`]. A macro, as its threads may be borrowed meanwhile.
-macro_rules! teller {
-    ($outside:ident, $process:ident) => {
-        Teller {
-            process: $process.id,
-            kernels: &mut $process.kernels,
-            objects: &mut $process.objects,
-            account: &mut $outside.account,
-            counts: &mut $outside.device,
-            work: &mut $outside.work,
-            device_times: $outside.device_times,
-        }
-    };
-}
-
-/// Where ranges are accounted for. Likewise.
+/// Where ranges are accounted for. A macro, as a process may be borrowed meanwhile.
 macro_rules! books {
     ($outside:ident) => {
         Books { account: &mut $outside.account, counts: &mut $outside.ranges }
     };
 }
 use books;
-
-impl Teller<'_> {
-    /// Writes a call that was not seen to return. Returns how many events it is, which is 1 or 0.
-    fn give_up<S: Sink>(&mut self, pending: Pending, sink: &mut S) -> Result<u64, S::Error> {
-        self.tell(pending.key, pending.cupti, pending.open, sink)
-    }
-
-    /// Writes a call as it is; `cupti` is its number there.
-    fn tell<S: Sink>(&mut self, key: Key, cupti: u32, open: Open, sink: &mut S) -> Result<u64, S::Error> {
-        let fate = open.emit(self.work, sink)?;
-        self.settle(key, fate, cupti, sink)
-    }
-
-    /// Settles a call whose row is written, and writes what it has the device do, as far as the device does not tell of that.
-    fn settle<S: Sink>(&mut self, key: Key, fate: Fate, cupti: u32, sink: &mut S) -> Result<u64, S::Error> {
-        let mut work = std::mem::take(self.work);
-        for work in work.drain(..) {
-            match work {
-                work if self.device_times => {
-                    self.with_device(|device, around| device.work(cupti, work, around, sink))?
-                }
-                Work::Copy(row) => sink.event(row)?,
-                Work::Set(row) => sink.event(row)?,
-            }
-        }
-        *self.work = work;
-        Ok(self.account.settle(key, fate))
-    }
-
-    fn with_device<T>(&mut self, action: impl FnOnce(&mut Device, &mut Around<'_>) -> T) -> T {
-        let Objects { device, context_of, .. } = &mut *self.objects;
-        let mut around = Around {
-            process: self.process,
-            kernels: self.kernels,
-            contexts: context_of,
-            account: self.account,
-            counts: self.counts,
-        };
-        action(device, &mut around)
-    }
-}
 
 impl Outside {
     /// A collector for these functions, in the order of their plans.
@@ -295,41 +229,6 @@ impl Outside {
     /// What became of what the device did.
     pub fn device(&self) -> DeviceCounts {
         self.device
-    }
-
-    /// Begins a process, or a new program of one that is known. `is_new` says that nothing it did was missed.
-    pub fn begin_process<S: Sink>(&mut self, identity: &Identity, is_new: bool, sink: &mut S) -> Result<(), S::Error> {
-        let before = self.processes.get_mut(&identity.pid).map(|process| process.objects.graphs.take());
-        self.end_process(identity.pid, sink)?;
-        let row = definition::Process { pid: i64::from(identity.pid), start_ns: identity.start_ns, host: 0, source: 0 };
-        let id = sink.define(row)?;
-        let mut say = |key, value: &str| match value {
-            "" => Ok(()),
-            value => sink.property(DefinitionKind::Process as u16, id, key, value),
-        };
-        say(property::NAME, &identity.name)?;
-        say(property::COMMAND, &identity.command)?;
-        say(property::CONTAINER, &identity.container)?;
-        let mut objects = Objects::new(id, is_new);
-        objects.graphs.misses_launches = self.scope.is_by_stack();
-        if let Some(before) = before {
-            objects.graphs.go_on_from(before);
-        }
-        let process = Process {
-            pid: identity.pid,
-            id,
-            threads: FxHashMap::default(),
-            stacks: Stacks::new(identity.pid, self.scope.clone()),
-            kernels: Kernels::new(identity.pid, is_new, self.scope.clone()),
-            objects,
-            ranges: Ranges::default(),
-            calls: 0,
-            stackless: 0,
-            stackless_samples: 0,
-            correlation: 0,
-        };
-        self.processes.insert(identity.pid, process);
-        Ok(())
     }
 
     /// Has only some launches recorded. Before any process begins.
@@ -385,37 +284,6 @@ impl Outside {
         kernels
     }
 
-    /// Ends a process: calls that never returned become events as they are.
-    pub fn end_process<S: Sink>(&mut self, pid: u32, sink: &mut S) -> Result<(), S::Error> {
-        self.leave_process(pid, true, sink)
-    }
-
-    fn leave_process<S: Sink>(&mut self, pid: u32, has_ended: bool, sink: &mut S) -> Result<(), S::Error> {
-        let Some(mut process) = self.processes.remove(&pid) else { return Ok(()) };
-        let calls = process.threads.values().map(|thread| thread.calls).max().unwrap_or(0);
-        self.busiest_ended = self.busiest_ended.max(calls);
-        let mut pending: Vec<Pending> = process.threads.values_mut().flat_map(|thread| thread.take_all()).collect();
-        pending.sort_by_key(|pending| pending.start_ns);
-        for pending in pending {
-            self.gaps.calls_without_return += 1;
-            let mut teller = teller!(self, process);
-            self.events += teller.give_up(pending, sink)?;
-        }
-        let mut teller = teller!(self, process);
-        teller.with_device(|device, around| device.finish(has_ended, around, sink))?;
-        process.ranges.finish(&mut books!(self), sink)?;
-        self.unnamed_launches += process.kernels.unnamed_launches();
-        for (kernel, source) in process.kernels.sources() {
-            if self.sources.len() < MOST_KEPT || self.sources.contains_key(&kernel) {
-                self.sources.insert(kernel, source);
-            } else {
-                *self.further_sources.entry(source).or_default() += 1;
-            }
-        }
-        self.drivers.retain(|_, objects| Rc::strong_count(objects) > 1);
-        Ok(())
-    }
-
     /// Forgets what no call can refer to any more. To be called every few seconds.
     pub fn sweep(&mut self) {
         self.processes.values_mut().for_each(|process| process.stacks.sweep());
@@ -429,13 +297,6 @@ impl Outside {
     /// Learns whether calls were lost since the last time.
     pub fn looked_for_losses(&mut self, lost: LostCalls) {
         self.processes.values_mut().for_each(|process| process.objects.graphs.looked_for_losses(lost));
-    }
-
-    /// Ends all processes.
-    pub fn finish<S: Sink>(&mut self, sink: &mut S) -> Result<(), S::Error> {
-        let mut pids: Vec<u32> = self.processes.keys().copied().collect();
-        pids.sort_unstable();
-        pids.into_iter().try_for_each(|pid| self.leave_process(pid, false, sink))
     }
 
     /// The id of a process's definition; 0 for one that is not known.
@@ -642,68 +503,6 @@ impl Outside {
         Ok(None)
     }
 
-    /// Takes what the device did; `name` is that of a kernel, and `now_ns` when it was read. As [`Outside::take`].
-    pub fn take_device<S: Sink>(
-        &mut self,
-        record: &[u8],
-        name: impl FnOnce(u32) -> Option<Arc<str>>,
-        now_ns: u64,
-        sink: &mut S,
-    ) -> Result<Option<Notice>, S::Error> {
-        let Some(ran) = Ran::read(record) else { return Ok(None) };
-        let did = match ran.kind {
-            inside::kind::KERNEL_RAN => KernelRan::read(record).map(|kernel| {
-                let name = name(kernel.name).unwrap_or_default();
-                Did::Kernel(kernel, name)
-            }),
-            inside::kind::COPY_RAN => CopyRan::read(record).map(Did::Copy),
-            inside::kind::SET_RAN => SetRan::read(record).map(Did::Set),
-            _ => None,
-        };
-        let pid = upper(ran.pid_tid);
-        let (Some(did), Some(process)) = (did, self.processes.get_mut(&pid)) else {
-            return Ok(Some(Notice::Unknown(pid)));
-        };
-        teller!(self, process).with_device(|device, around| device.did(did, now_ns, around, sink))?;
-        Ok(None)
-    }
-
-    /// Ends the waiting of what the device did for a call that does not come. To be called every second.
-    pub fn sweep_device<S: Sink>(&mut self, now_ns: u64, sink: &mut S) -> Result<(), S::Error> {
-        self.processes.values_mut().try_for_each(|process| {
-            teller!(self, process).with_device(|device, around| device.sweep(now_ns, around, sink))
-        })
-    }
-
-    fn correlated<S: Sink>(&mut self, correlated: &Correlated, sink: &mut S) -> Result<(), S::Error> {
-        let Some(process) = self.processes.get_mut(&upper(correlated.pid_tid)) else { return Ok(()) };
-        let id = correlated.correlation;
-        let thread = process.threads.get_mut(&lower(correlated.pid_tid));
-        let Some(called) = thread.and_then(|thread| thread.correlated(id)) else { return Ok(()) };
-        teller!(self, process).with_device(|device, around| device.called(id, called, around, sink))
-    }
-
-    /// Writes a loss row for what CUPTI has not handed out as it should.
-    fn missing<S: Sink>(&mut self, missing: &Missing, sink: &mut S) -> Result<(), S::Error> {
-        let cause = match missing.why {
-            inside::missing::DROPPED => "CUPTI dropped its records",
-            inside::missing::BACKWARDS => "CUPTI's records end before they begin",
-            inside::missing::UNKNOWN_KIND => "CUPTI's records are of a kind that is not known",
-            inside::missing::UNREADABLE => "a buffer of CUPTI's could not be read to its end",
-            _ => "CUPTI's records are missing",
-        };
-        self.device.missing = self.device.missing.saturating_add(missing.count);
-        let cause = sink.string(cause)?;
-        sink.event(event::Loss {
-            start_ns: missing.since_ns as i64,
-            duration_ns: missing.until_ns.saturating_sub(missing.since_ns),
-            process: process_id(&self.processes, upper(missing.pid_tid)),
-            count: missing.count,
-            kind: 0,
-            cause,
-        })
-    }
-
     fn call<S: Sink>(&mut self, arguments: &Arguments<'_>, sink: &mut S) -> Result<(), S::Error> {
         let call = &arguments.call;
         let index = call.function as usize;
@@ -837,66 +636,6 @@ impl Outside {
         self.gaps.unknown_graph_changes += untold.changes;
         self.gaps.captures_without_begin += untold.captures;
         Ok(())
-    }
-
-    fn lifecycle<S: Sink>(&mut self, life: &Lifecycle, sink: &mut S) -> Result<Option<Notice>, S::Error> {
-        let (pid, tid) = (upper(life.pid_tid), lower(life.pid_tid));
-        let notice = match life.what {
-            life::FORK => Some(Notice::Forked { child: upper(life.detail), generation: life.time_ns }),
-            life::EXEC => Some(Notice::Executed { pid, generation: life.time_ns }),
-            life::ADMITTED => Some(Notice::Admitted { pid, generation: life.time_ns }),
-            life::LIBRARIES => {
-                if let Some(process) = self.processes.get_mut(&pid) {
-                    process.stacks.libraries_changed();
-                }
-                Some(Notice::Libraries(pid))
-            }
-            life::THREAD_EXIT => {
-                Some(Notice::ThreadEnded { pid, time_ns: life.time_ns as i64, status: life.detail as i64 })
-            }
-            _ => None,
-        };
-        let kind = match life.what {
-            life::FORK => event::lifecycle_kind::PROCESS_FORK,
-            life::EXEC => event::lifecycle_kind::PROCESS_EXEC,
-            life::THREAD_START => event::lifecycle_kind::THREAD_START,
-            life::THREAD_EXIT => event::lifecycle_kind::THREAD_EXIT,
-            _ => return Ok(notice),
-        };
-        let Some(process) = self.processes.get_mut(&pid) else { return Ok(notice) };
-        let of_thread = matches!(life.what, life::THREAD_START | life::THREAD_EXIT);
-        let thread =
-            if of_thread { sink.define(definition::Thread { process: process.id, tid: i64::from(tid) })? } else { 0 };
-        let code = match life.what {
-            life::FORK => i64::from(upper(life.detail)),
-            life::THREAD_EXIT => life.detail as i64,
-            _ => 0,
-        };
-        self.lifecycle_event(
-            event::Lifecycle {
-                start_ns: life.time_ns as i64,
-                kind,
-                process: process_id(&self.processes, pid),
-                thread,
-                code,
-                detail: 0,
-            },
-            sink,
-        )?;
-        if life.what == life::THREAD_EXIT
-            && let Some(process) = self.processes.get_mut(&pid)
-        {
-            process.stacks.end_thread(tid);
-            let ended = process.threads.remove(&tid);
-            let calls = ended.as_ref().map_or(0, |thread| thread.calls);
-            self.busiest_ended = self.busiest_ended.max(calls);
-            for pending in ended.into_iter().flat_map(|mut thread| thread.take_all()) {
-                self.gaps.calls_without_return += 1;
-                let mut teller = teller!(self, process);
-                self.events += teller.give_up(pending, sink)?;
-            }
-        }
-        Ok(notice)
     }
 
     /// Writes a lifecycle event that was made elsewhere.
