@@ -1,6 +1,5 @@
 //! `capture doctor`.
 
-use std::fs;
 use std::process::Command;
 
 use super::common::{capture, is_root, json, skipped, stdout};
@@ -31,7 +30,9 @@ fn as_nobody() {
     let folder = tempfile::Builder::new().permissions(std::os::unix::fs::PermissionsExt::from_mode(0o755)).tempdir();
     let folder = folder.expect("a folder");
     let program = folder.path().join("capture");
-    fs::copy(env!("CARGO_BIN_EXE_capture"), &program).expect("a copy");
+    // By another process: a test that forks while this one has the copy open for writing keeps it from being executed.
+    let copied = Command::new("cp").arg(env!("CARGO_BIN_EXE_capture")).arg(&program).status().expect("cp starts");
+    assert!(copied.success(), "a copy");
     let mut nobody = Command::new("setpriv");
     nobody.args(["--reuid=65534", "--regid=65534", "--clear-groups", "--inh-caps=-all"]).arg(&program);
     let Ok(output) = nobody.args(["doctor", "--json"]).current_dir("/").output() else {

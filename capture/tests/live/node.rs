@@ -194,6 +194,14 @@ fn what_forks_and_becomes_another_program_is_recorded() {
     assert!(contents.events.launch.len() >= 35 + 80);
 }
 
+/// Copies a file that will be executed.
+///
+/// By a process of its own: a file that is open for writing cannot be executed ("Text file busy"), and what this process has open is
+/// open in each child that another test forks meanwhile, until that executes something.
+fn copy_program(from: &str, to: &str) {
+    assert!(Command::new("cp").args([from, to]).status().expect("cp starts").success(), "{from} to {to}");
+}
+
 /// A process in a mount namespace where the driver and the interpreter are copies, in a pid namespace, or both.
 fn contained(namespaces: &[&str]) {
     let Some(python) = pythons().pop() else { return };
@@ -203,7 +211,7 @@ fn contained(namespaces: &[&str]) {
     let copies = scene.path("copies");
     std::fs::create_dir(&copies).expect("a folder");
     std::fs::copy(scene.driver("libcuda.so.1"), format!("{copies}/libcuda.so.1")).expect("a copy");
-    std::fs::copy(&python, format!("{copies}/python")).expect("a copy");
+    copy_program(&python, &format!("{copies}/python"));
     let script =
         "mount --bind $0/libcuda.so.1 $1 && mount --bind $0/python $2 && exec $2 -I -S -c \"$3; $4\" 400 marked";
     let mut command = Command::new("unshare");
@@ -501,7 +509,7 @@ fn as_nobody(scene: &Scene, capabilities: &str, arguments: &[&str]) -> Command {
     std::os::unix::fs::chown(&folder, Some(65534), Some(65534)).expect("we may");
     open(folder.parent().expect("the scene's"));
     let program = scene.path("capture");
-    std::fs::copy(env!("CARGO_BIN_EXE_capture"), &program).expect("a copy");
+    copy_program(env!("CARGO_BIN_EXE_capture"), &program);
     let mut command = scene.program("setpriv");
     let sets = ["--inh-caps", "--ambient-caps"].map(|set| format!("{set}={capabilities}"));
     command.args(["--reuid=65534", "--regid=65534", "--clear-groups", &format!("--bounding-set={capabilities}")]);
@@ -568,7 +576,7 @@ fn a_program_that_runs_as_its_owner_is_recorded() {
     let Some(python) = pythons().pop() else { return };
     let Some(scene) = Scene::new("node, setuid") else { return };
     let program = scene.path("setuid");
-    std::fs::copy(&python, &program).expect("a copy");
+    copy_program(&python, &program);
     std::fs::set_permissions(&program, std::fs::Permissions::from_mode(0o4755)).expect("it is ours");
     // The loader takes no folder from the environment of such a program.
     let load = format!("import ctypes; ctypes.CDLL({:?}, mode=ctypes.RTLD_GLOBAL)\n", scene.driver("libcuda.so.1"));
