@@ -38,8 +38,8 @@ use super::session::{
 };
 use super::summary::{GpuValues, Summary};
 use super::tally::{Counting, Tallies};
+use crate::collect::events::{Collector, LostCalls, Notice};
 use crate::collect::nvml::GpuCounters;
-use crate::collect::outside::{LostCalls, Notice, Outside};
 use crate::kernel::traps::Traps;
 use crate::probes::functions::{self, Probed};
 use crate::python::find::{self, Refusal};
@@ -68,7 +68,7 @@ pub struct Alone {
     options: Options,
     functions: Vec<Probed>,
     inside: Inside,
-    collector: Outside,
+    collector: Collector,
     tape: Output,
     rotation: Arc<AtomicBool>,
     losses: Losses,
@@ -99,7 +99,7 @@ impl Alone {
         let inside = Inside::begin(inside_options, library, &functions)?;
         let mut tape = begin_tape(&options)?;
         write_clocks(&mut tape)?;
-        let mut collector = Outside::new(functions.clone(), true);
+        let mut collector = Collector::new(functions.clone(), true);
         if inside_options.device_time {
             collector.expect_device_times();
         }
@@ -274,7 +274,7 @@ impl Alone {
         let members = &self.members;
         let mut unknown = 0;
         let (mut tasks, mut many_tasks) = (Vec::new(), Vec::new());
-        let hear = |notice: Notice, _: &mut Outside, _: &mut Output| {
+        let hear = |notice: Notice, _: &mut Collector, _: &mut Output| {
             match notice {
                 // A ring of a process whose page is not there: it is told as strange by what is not settled.
                 Notice::Unknown(pid) => unknown += u64::from(!members.contains_key(&pid)),

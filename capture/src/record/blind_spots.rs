@@ -14,7 +14,7 @@ use serde::Serialize;
 
 use super::python::Python;
 use super::session::Session;
-use crate::collect::outside::Outside;
+use crate::collect::events::Collector;
 use crate::probes::functions::Meaning;
 use crate::target::process;
 
@@ -214,7 +214,7 @@ impl Session {
 }
 
 /// What a collector knows of, however its records came.
-pub(super) fn of_collector(collector: &Outside) -> impl Iterator<Item = BlindSpot> {
+pub(super) fn of_collector(collector: &Collector) -> impl Iterator<Item = BlindSpot> {
     let (gaps, device) = (collector.gaps(), collector.device());
     [
         (

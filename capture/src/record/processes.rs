@@ -15,7 +15,7 @@ use super::blind_spots::Mapped;
 use super::files::What;
 use super::python::Python;
 use super::session::{Session, monotonic_ns};
-use crate::collect::outside::{Identity, Notice};
+use crate::collect::events::{Identity, Notice};
 use crate::python::find;
 use crate::target::libraries::{self, Kind};
 use crate::target::process::{Process, is_running};

@@ -7,7 +7,7 @@ use std::path::{Component, Path, PathBuf};
 use anyhow::{Context as _, Result, ensure};
 use ktape_ebpf::scope::{self, COMM_BYTES, Group as WireGroup, MOST_COMMS, MOST_GROUPS, MOST_PIDS, Pattern};
 
-use crate::collect::outside::LaunchScope;
+use crate::collect::events::LaunchScope;
 use crate::probes::groups::Group;
 use crate::target::process::Process;
 

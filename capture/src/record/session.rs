@@ -35,8 +35,8 @@ use super::segments;
 use super::summary::{CpuSamples, GpuValues, OffCpu, Summary};
 use super::tally::{Counting, Tallies};
 use super::waiting::Waiting;
+use crate::collect::events::{Collector, LostCalls, Notice};
 use crate::collect::nvml::GpuCounters;
-use crate::collect::outside::{LostCalls, Notice, Outside};
 use crate::kernel::programs::Kernel;
 use crate::kernel::sampler;
 use crate::kernel::traps::Traps;
@@ -99,7 +99,7 @@ pub struct Session {
     /// How this kernel executes what lies under a probe.
     pub(super) site_kernel: probes::Kernel,
     pub(super) ring: RingBuf<MapData>,
-    pub(super) collector: Outside,
+    pub(super) collector: Collector,
     pub(super) tape: Output,
     /// Set by whoever wants the segment to end.
     pub(super) rotation: Arc<AtomicBool>,
@@ -174,7 +174,7 @@ impl Session {
         let now = Instant::now();
         let hooked = vec![false; functions.len()];
         let mut session = Session {
-            collector: Outside::new(functions.clone(), options.launch_durations),
+            collector: Collector::new(functions.clone(), options.launch_durations),
             losses: Losses::new(functions.len(), monotonic_ns()),
             lost_of_graphs: [0; 2],
             cost: Cost::new(*traps.as_ref().unwrap_or(&Traps::UNKNOWN), functions.len()),

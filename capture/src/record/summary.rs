@@ -7,7 +7,7 @@ use serde::Serialize;
 
 use super::blind_spots::{BlindSpot, Kind};
 use super::cost::Spending;
-use crate::collect::outside::{Gaps, Samples, Source};
+use crate::collect::events::{Gaps, Samples, Source};
 use crate::probes::groups::Group;
 
 /// What a recording tells at its end.

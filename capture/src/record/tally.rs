@@ -1,7 +1,7 @@
 //! The proof that nothing is missing: seen = written + lost, by processor, kind and interval.
 //!
 //! The eBPF programs count what they see (`capture-ebpf/src/tally.rs`), the collector what became of it
-//! (`collect/outside/account.rs`), both by the interval of the call's own time. Here the two are held against each other, and
+//! (`collect/events/account.rs`), both by the interval of the call's own time. Here the two are held against each other, and
 //! what is settled goes onto the tape as [`Tally`] rows.
 //!
 //! The programs' counters only rise, and an interval's slot is another's nine minutes later. Every second the slots of the present
@@ -23,8 +23,8 @@ use ktape_format::table::Row as _;
 
 use super::inside::Inside;
 use super::output::Output;
+use crate::collect::events::{Key, Settled};
 use crate::collect::inside::rings::Rings;
-use crate::collect::outside::{Key, Settled};
 use crate::kernel::programs::{Kernel, KernelError};
 
 const _: () = assert!(tally::CPU_SAMPLE == CpuSample::KIND as u32 && tally::OFF_CPU == OffCpu::KIND as u32);

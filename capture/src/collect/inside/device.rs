@@ -24,9 +24,9 @@ use ktape_format::{Row as _, Sink};
 use rustc_hash::FxHashMap;
 use serde::Serialize;
 
-use super::super::outside::Key;
-use super::super::outside::account::{Account, give};
-use super::super::outside::kernels::Kernels;
+use super::super::events::Key;
+use super::super::events::account::{Account, give};
+use super::super::events::kernels::Kernels;
 
 /// Calls that wait for what the device did for them, at most.
 const MOST_CALLS: usize = 1 << 20;

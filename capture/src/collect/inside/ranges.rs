@@ -15,8 +15,8 @@ use ktape_format::table::DefinitionKind;
 use rustc_hash::FxHashMap;
 use serde::Serialize;
 
-use super::super::outside::Key;
-use super::super::outside::account::{Account, give};
+use super::super::events::Key;
+use super::super::events::account::{Account, give};
 
 /// How deep ranges may nest, and how many may be started at a time. Programs that forget to close them are many.
 const MOST_OPEN: usize = 1 << 16;

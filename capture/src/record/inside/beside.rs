@@ -8,7 +8,7 @@ use ktape_format::Sink as _;
 
 use super::super::session::{RECORDS_A_ROUND, Session, monotonic_ns};
 use super::Inside;
-use crate::collect::outside::Notice;
+use crate::collect::events::Notice;
 use crate::kernel::links::{Link, Program};
 use crate::target::libraries;
 

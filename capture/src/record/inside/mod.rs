@@ -22,11 +22,11 @@ use serde::Serialize;
 
 pub use self::library::{can_load, find as find_library};
 use super::output::Output;
+use crate::collect::events::{Collector, Notice};
 use crate::collect::inside::device::DeviceCounts;
 use crate::collect::inside::pages::{Page, Word};
 use crate::collect::inside::ranges::RangeCounts;
 use crate::collect::inside::rings::{Of, Rings};
-use crate::collect::outside::{Notice, Outside};
 use crate::probes::functions::Probed;
 
 /// The variable in which the CUDA driver finds what it loads into a process.
@@ -180,12 +180,12 @@ impl Inside {
         &mut self,
         horizon_ns: u64,
         most: usize,
-        collector: &mut Outside,
+        collector: &mut Collector,
         tape: &mut Output,
-        mut notice: impl FnMut(Notice, &mut Outside, &mut Output) -> Result<(), TapeError>,
+        mut notice: impl FnMut(Notice, &mut Collector, &mut Output) -> Result<(), TapeError>,
     ) -> Result<usize, TapeError> {
         self.rings.read(horizon_ns, most, |record| {
-            let give = |collector: &mut Outside, tape: &mut Output| match record.of {
+            let give = |collector: &mut Collector, tape: &mut Output| match record.of {
                 Of::Device => collector.take_device(record.bytes, |id| record.text(id), horizon_ns, tape),
                 Of::Range => collector.take_range(record.bytes, |id| record.text(id), tape),
                 Of::Calls => collector.take(record.bytes, tape),
@@ -202,7 +202,7 @@ impl Inside {
     }
 
     /// Takes the rings of threads away that have ended, of which all is read.
-    pub(super) fn end_threads(&mut self, collector: &mut Outside, tape: &mut Output) -> Result<(), TapeError> {
+    pub(super) fn end_threads(&mut self, collector: &mut Collector, tape: &mut Output) -> Result<(), TapeError> {
         self.rings.remove_read(None).into_iter().try_for_each(|(pid, tid)| collector.end_ranges_of(pid, tid, tape))
     }
 
@@ -249,7 +249,7 @@ impl Inside {
         self.rings.counted()
     }
 
-    pub(super) fn summary(&mut self, collector: &Outside) -> Summary {
+    pub(super) fn summary(&mut self, collector: &Collector) -> Summary {
         let (counts, named) = (collector.device(), collector.ranges());
         let pids: Vec<u32> = self.pages.keys().copied().collect();
         pids.into_iter().for_each(|pid| self.end_process(pid));

@@ -5,26 +5,26 @@ use ktape_ebpf::wire::{Call, Correlated, Plain as _, Return, STACK_WORDS, StackC
 use ktape_format::{Memory, Table as _};
 
 use super::*;
-use crate::collect::outside::{Identity, Outside};
+use crate::collect::events::{Collector, Identity};
 use crate::probes::functions;
 
 const PID_TID: u64 = 7 << 32 | 7;
 
 struct Test {
-    outside: Outside,
+    collector: Collector,
     sink: Memory,
 }
 
 impl Test {
     fn new() -> Test {
-        let (mut outside, mut sink) = (Outside::new(functions::all(), true), Memory::default());
-        outside.expect_device_times();
-        let Ok(()) = outside.begin_process(&Identity { pid: 7, ..Identity::default() }, true, &mut sink);
-        Test { outside, sink }
+        let (mut collector, mut sink) = (Collector::new(functions::all(), true), Memory::default());
+        collector.expect_device_times();
+        let Ok(()) = collector.begin_process(&Identity { pid: 7, ..Identity::default() }, true, &mut sink);
+        Test { collector, sink }
     }
 
     fn take(&mut self, record: &[u8]) {
-        let Ok(notice) = self.outside.take(record, &mut self.sink);
+        let Ok(notice) = self.collector.take(record, &mut self.sink);
         assert_eq!(notice, None);
     }
 
@@ -68,19 +68,19 @@ impl Test {
 
     fn device(&mut self, record: &[u8], now_ns: u64) {
         let name = |id| (id == 1).then(|| "gemm".into());
-        let Ok(notice) = self.outside.take_device(record, name, now_ns, &mut self.sink);
+        let Ok(notice) = self.collector.take_device(record, name, now_ns, &mut self.sink);
         assert_eq!(notice, None);
     }
 
     fn end(mut self) -> (DeviceCounts, Memory) {
-        let Ok(()) = self.outside.end_process(7, &mut self.sink);
-        (self.outside.device(), self.sink)
+        let Ok(()) = self.collector.end_process(7, &mut self.sink);
+        (self.collector.device(), self.sink)
     }
 
     /// Whether all that was settled balances: nothing is written that was not seen, with what the device's rows were seen as.
     fn balance(&mut self, seen: &[(u16, u64)]) {
         let mut written = std::collections::BTreeMap::<u16, i64>::new();
-        for (key, settled) in self.outside.settled() {
+        for (key, settled) in self.collector.settled() {
             *written.entry(key.kind()).or_default() += settled.written as i64 + settled.lost as i64 - settled.came;
         }
         let expected: std::collections::BTreeMap<u16, i64> =
@@ -128,9 +128,9 @@ fn what_has_no_call_is_written_and_counted_by_the_reason() {
     // The first is older than the first that was told of, the second's call was lost.
     test.kernel(500, 100, 250, 1000);
     test.kernel(600, 300, 350, 1000);
-    let Ok(()) = test.outside.sweep_device(1000 + WAITS_NS - 1, &mut test.sink);
+    let Ok(()) = test.collector.sweep_device(1000 + WAITS_NS - 1, &mut test.sink);
     assert_eq!(test.sink.events.kernel.len(), 0, "they still may have one");
-    let Ok(()) = test.outside.sweep_device(1000 + WAITS_NS, &mut test.sink);
+    let Ok(()) = test.collector.sweep_device(1000 + WAITS_NS, &mut test.sink);
     assert_eq!(test.sink.events.kernel.correlation, [0, 0]);
     let (counts, _) = test.end();
     assert_eq!((counts.of_older_calls, counts.of_unknown_calls, counts.launches_cut_off), (1, 1, 1));
@@ -141,8 +141,8 @@ fn a_launch_without_a_kernel_is_counted_by_the_reason() {
     let mut test = Test::new();
     test.launch(10, 501, 700);
     test.launch(20, 502, 0);
-    let Ok(()) = test.outside.finish(&mut test.sink);
-    let counts = test.outside.device();
+    let Ok(()) = test.collector.finish(&mut test.sink);
+    let counts = test.collector.device();
     assert_eq!((counts.refused_launches, counts.launches_without_kernel, counts.launches_cut_off), (1, 1, 0));
 }
 

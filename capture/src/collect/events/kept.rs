@@ -11,7 +11,7 @@ use ktape_format::event::Event;
 use ktape_format::table::DefinitionKind;
 
 use super::super::inside::device::Work;
-use super::Outside;
+use super::Collector;
 use super::calls::Open;
 
 /// Names what events refer to, in the place of writing them.
@@ -43,7 +43,7 @@ fn name_work(work: Work, keep: &mut dyn FnMut(DefinitionKind, u32)) {
     };
 }
 
-impl Outside {
+impl Collector {
     /// Names each definition whose id is kept.
     pub fn kept(&self, keep: &mut dyn FnMut(DefinitionKind, u32)) {
         keep(DefinitionKind::Stack, self.stack_left_out);

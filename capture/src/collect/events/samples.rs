@@ -8,7 +8,7 @@ use serde::Serialize;
 
 use super::account::{Key, give};
 use super::thread::Thread;
-use super::{Outside, lower, upper};
+use super::{Collector, lower, upper};
 
 /// What was taken of CPU samples.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
@@ -21,7 +21,7 @@ pub struct Samples {
     pub before_interpreter: u64,
 }
 
-impl Outside {
+impl Collector {
     /// Says how much time a sample stands for.
     pub fn set_sample_period(&mut self, period_ns: u64) {
         self.sample_period_ns = period_ns;

@@ -267,7 +267,7 @@ pub(super) struct Graphs {
 }
 
 impl Graphs {
-    /// Names the definitions whose ids are kept for nodes. See [`Outside::kept`](super::Outside::kept).
+    /// Names the definitions whose ids are kept for nodes. See [`Collector::kept`](super::Collector::kept).
     pub(super) fn name_kept(&self, keep: &mut dyn FnMut(DefinitionKind, u32)) {
         let mut named = FxHashSet::default();
         self.graphs.values().for_each(|built| built.nodes.name_kept(&mut named, keep));

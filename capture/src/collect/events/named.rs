@@ -9,15 +9,15 @@ use ktape_format::{Sink, definition};
 
 use super::super::inside::ranges::{Books, RangeCounts, Said};
 use super::thread::Thread;
-use super::{Notice, Outside, books, lower, upper};
+use super::{Collector, Notice, books, lower, upper};
 
-impl Outside {
+impl Collector {
     /// What became of ranges and marks.
     pub fn ranges(&self) -> RangeCounts {
         self.ranges
     }
 
-    /// Takes a word about a range; `text` is that of an id of its ring. As [`Outside::take`].
+    /// Takes a word about a range; `text` is that of an id of its ring. As [`Collector::take`].
     pub fn take_range<S: Sink>(
         &mut self,
         record: &[u8],

@@ -142,7 +142,7 @@ mod tests {
     use ktape_format::Memory;
     use ktape_format::definition::Definition;
 
-    use super::super::{Identity, Outside};
+    use super::super::{Collector, Identity};
     use super::*;
     use crate::probes::functions;
 
@@ -208,11 +208,11 @@ mod tests {
         }
     }
 
-    fn collector(room: u64) -> (Outside, Full) {
+    fn collector(room: u64) -> (Collector, Full) {
         let mut sink = Full { memory: Memory::default(), room, lost: 0 };
-        let mut outside = Outside::new(functions::all(), false);
-        let Ok(()) = outside.begin_process(&Identity { pid: 7, ..Identity::default() }, true, &mut sink);
-        (outside, sink)
+        let mut collector = Collector::new(functions::all(), false);
+        let Ok(()) = collector.begin_process(&Identity { pid: 7, ..Identity::default() }, true, &mut sink);
+        (collector, sink)
     }
 
     fn launch(time_ns: u64) -> StackCall {
@@ -224,18 +224,18 @@ mod tests {
 
     #[test]
     fn a_call_is_settled_under_its_own_time_and_processor_when_its_row_is_written() {
-        let (mut outside, mut sink) = collector(100);
+        let (mut collector, mut sink) = collector(100);
         // It begins in one interval, and ends in the next: another call is settled before it.
         let copy = call("cuMemcpyHtoD_v2", SECOND - 5);
         let within = call("cuCtxSetCurrent", SECOND - 4);
         let within = Call { stack_pointer: within.stack_pointer - 64, ..within };
         for record in [bytes_of(&copy), bytes_of(&within)] {
-            outside.take(record, &mut sink).expect("infallible");
+            collector.take(record, &mut sink).expect("infallible");
         }
-        assert_eq!(outside.settled().count(), 0, "the one has not returned, the other is no event");
-        outside.take(bytes_of(&return_of(&copy)), &mut sink).expect("infallible");
-        outside.take(bytes_of(&launch(SECOND + 9)), &mut sink).expect("infallible");
-        let mut settled: Vec<_> = outside.settled().collect();
+        assert_eq!(collector.settled().count(), 0, "the one has not returned, the other is no event");
+        collector.take(bytes_of(&return_of(&copy)), &mut sink).expect("infallible");
+        collector.take(bytes_of(&launch(SECOND + 9)), &mut sink).expect("infallible");
+        let mut settled: Vec<_> = collector.settled().collect();
         settled.sort_by_key(|(key, _)| *key);
         let one = Settled { written: 1, ..Settled::default() };
         assert_eq!(settled, [(Key::new(0, CPU, 3), one), (Key::new(SECOND, CPU, 1), one)]);
@@ -244,15 +244,15 @@ mod tests {
 
     #[test]
     fn what_the_sink_loses_is_settled_as_lost() {
-        let (mut outside, mut sink) = collector(3);
+        let (mut collector, mut sink) = collector(3);
         let copy = call("cuMemcpyHtoD_v2", 100);
-        outside.take(bytes_of(&launch(10)), &mut sink).expect("infallible");
-        outside.take(bytes_of(&launch(20)), &mut sink).expect("infallible");
-        outside.take(bytes_of(&copy), &mut sink).expect("infallible");
+        collector.take(bytes_of(&launch(10)), &mut sink).expect("infallible");
+        collector.take(bytes_of(&launch(20)), &mut sink).expect("infallible");
+        collector.take(bytes_of(&copy), &mut sink).expect("infallible");
         // There is room for the call, and none for what it copied.
-        outside.take(bytes_of(&return_of(&copy)), &mut sink).expect("infallible");
-        outside.take(bytes_of(&launch(200)), &mut sink).expect("infallible");
-        let settled: FxHashMap<_, _> = outside.settled().collect();
+        collector.take(bytes_of(&return_of(&copy)), &mut sink).expect("infallible");
+        collector.take(bytes_of(&launch(200)), &mut sink).expect("infallible");
+        let settled: FxHashMap<_, _> = collector.settled().collect();
         assert_eq!(settled[&Key::new(0, CPU, 1)], Settled { written: 2, lost: 1, ..Settled::default() });
         assert_eq!(settled[&Key::new(0, CPU, 3)], Settled { written: 1, ..Settled::default() });
         assert_eq!(sink.lost, 2);

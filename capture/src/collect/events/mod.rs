@@ -1,6 +1,6 @@
 //! The collector of calls: the records of the eBPF programs, and those of the library inside of a process, as events.
 //!
-//! [`Outside::take`] takes one record after the other. A call's record becomes an event (`calls.rs`), at once where its
+//! [`Collector::take`] takes one record after the other. A call's record becomes an event (`calls.rs`), at once where its
 //! return isn't wanted, else when that comes (`thread.rs` has what is under way; `copies.rs` what is more of copies). What an event refers to is kept by process:
 //! stacks and code objects (`stacks.rs`; `native.rs` has the frames below Python), kernels by handle (`kernels.rs`), contexts
 //! and streams (`objects.rs`), graphs (`graphs.rs`; `capturing.rs` has the streams that are captured). CPU samples become events in `samples.rs`, time
@@ -114,7 +114,7 @@ pub struct Taken {
 }
 
 /// The collector.
-pub struct Outside {
+pub struct Collector {
     functions: Vec<Probed>,
     /// Ids of the functions' definitions; 0 for one that was not called yet.
     function_ids: Vec<u32>,
@@ -135,7 +135,7 @@ pub struct Outside {
     left_out: Vec<(u32, u64)>,
     sample_period_ns: u64,
     samples: Samples,
-    /// How many calls the busiest thread had that ended since this was asked last: see [`Outside::busiest_calls`].
+    /// How many calls the busiest thread had that ended since this was asked last: see [`Collector::busiest_calls`].
     busiest_ended: u64,
     /// The stack of calls whose own was left out; 0 until there is one.
     stack_left_out: u32,
@@ -181,17 +181,17 @@ struct Process {
 
 /// Where ranges are accounted for. A macro, as a process may be borrowed meanwhile.
 macro_rules! books {
-    ($outside:ident) => {
-        Books { account: &mut $outside.account, counts: &mut $outside.ranges }
+    ($collector:ident) => {
+        Books { account: &mut $collector.account, counts: &mut $collector.ranges }
     };
 }
 use books;
 
-impl Outside {
+impl Collector {
     /// A collector for these functions, in the order of their plans.
-    pub fn new(functions: Vec<Probed>, launch_durations: bool) -> Outside {
+    pub fn new(functions: Vec<Probed>, launch_durations: bool) -> Collector {
         let count = functions.len();
-        Outside {
+        Collector {
             functions,
             function_ids: vec![0; count],
             launch_durations,

@@ -4,7 +4,7 @@ use ktape_ebpf::wire::{Call, MEMORY_BYTES, MemoryCall, Plain, Return, StackCall,
 use ktape_format::Memory;
 use ktape_format::table::Table as _;
 
-use super::super::{Identity, Outside};
+use super::super::{Collector, Identity};
 use super::*;
 use crate::probes::functions;
 
@@ -12,7 +12,7 @@ const PID: u64 = 7;
 
 /// A recording of one process, call by call.
 struct Recording {
-    outside: Outside,
+    collector: Collector,
     sink: Memory,
     now_ns: u64,
 }
@@ -24,13 +24,13 @@ fn bytes_of<T: Plain>(record: &T) -> &[u8] {
 
 impl Recording {
     fn new(is_new: bool) -> Recording {
-        let (mut outside, mut sink) = (Outside::new(functions::all(), false), Memory::default());
-        let Ok(()) = outside.begin_process(&Identity { pid: PID as u32, ..Identity::default() }, is_new, &mut sink);
-        Recording { outside, sink, now_ns: 0 }
+        let (mut collector, mut sink) = (Collector::new(functions::all(), false), Memory::default());
+        let Ok(()) = collector.begin_process(&Identity { pid: PID as u32, ..Identity::default() }, is_new, &mut sink);
+        Recording { collector, sink, now_ns: 0 }
     }
 
     fn take<T: Plain>(&mut self, record: &T) {
-        let Ok(notice) = self.outside.take(bytes_of(record), &mut self.sink);
+        let Ok(notice) = self.collector.take(bytes_of(record), &mut self.sink);
         assert_eq!(notice, None);
     }
 
@@ -130,7 +130,7 @@ fn a_capture_into_a_graph_adds_to_its_nodes_and_a_recapture_replaces_them() {
     recording.call("cuStreamBeginCaptureToGraph", &[0x77, 0x10, 0, 0, 0, 0], &[], 0, 0);
     recording.call("cuStreamEndCapture", &[0x77, 0x1000], &[], 0, 901);
     assert_eq!(recording.run(0x10, 0x20), [(KERNEL, 3), (KERNEL, 4), UNKNOWN]);
-    assert_eq!(recording.outside.gaps().launches_of_partly_known_graphs, 1);
+    assert_eq!(recording.collector.gaps().launches_of_partly_known_graphs, 1);
     assert_eq!(recording.sink.events.launch.rows().count(), 0, "captured calls are no launches");
 }
 
@@ -157,7 +157,7 @@ fn a_change_by_a_handle_that_was_not_seen_is_counted_and_makes_the_graph_partly_
     assert_eq!(recording.replay(0x20), [(KERNEL, 1), UNKNOWN]);
     assert_eq!(recording.replay(0x20), [(KERNEL, 1), UNKNOWN]);
     recording.call("cuGraphKernelNodeSetParams", &[0xabc, 0x2000], &kernel_params(9), 0, 0);
-    let gaps = recording.outside.gaps();
+    let gaps = recording.collector.gaps();
     assert_eq!((gaps.unknown_graph_changes, gaps.launches_of_partly_known_graphs), (2, 2));
     // An update by a graph that is known makes it known again.
     recording.capture(0x11, &[5]);
@@ -193,18 +193,18 @@ fn parameters_that_could_not_be_read_are_an_unknown_node() {
     conditional[0] = 200;
     recording.call("cuGraphAddNode_v2", &[0x1000, 0x10, 0, 0, 0, 0x2000], &conditional, 0xc, 0);
     assert_eq!(recording.run(0x10, 0x20), [UNKNOWN, (node_kind::CONDITIONAL, 0), UNKNOWN]);
-    assert_eq!(recording.outside.gaps().unreadable_arguments, 1);
+    assert_eq!(recording.collector.gaps().unreadable_arguments, 1);
 }
 
 #[test]
 fn what_was_captured_while_calls_were_lost_is_partly_unknown() {
     let mut recording = Recording::new(true);
     recording.capture(0x10, &[1]);
-    recording.outside.looked_for_losses(LostCalls::None);
+    recording.collector.looked_for_losses(LostCalls::None);
     recording.capture(0x11, &[2]);
     recording.call("cuStreamBeginCapture_v2", &[0x77, 0], &[], 0, 0);
     recording.launch(3, 0x77);
-    recording.outside.looked_for_losses(LostCalls::Some);
+    recording.collector.looked_for_losses(LostCalls::Some);
     recording.call("cuStreamEndCapture", &[0x77, 0x1000], &[], 0x12, 0);
     assert_eq!(recording.run(0x10, 0x20), [(KERNEL, 1)]);
     assert_eq!(recording.run(0x11, 0x21), [(KERNEL, 2), UNKNOWN]);
@@ -216,13 +216,13 @@ fn executable_graphs_of_before_stay_known_when_calls_were_lost_that_change_none(
     let mut recording = Recording::new(true);
     recording.capture(0x10, &[1]);
     assert_eq!(recording.run(0x10, 0x20), [(KERNEL, 1)]);
-    recording.outside.looked_for_losses(LostCalls::None);
+    recording.collector.looked_for_losses(LostCalls::None);
     assert_eq!(recording.run(0x10, 0x21), [(KERNEL, 1)]);
-    recording.outside.looked_for_losses(LostCalls::OfTemplates);
+    recording.collector.looked_for_losses(LostCalls::OfTemplates);
     assert_eq!(recording.replay(0x20), [(KERNEL, 1)], "it was made before");
     assert_eq!(recording.replay(0x21), [(KERNEL, 1), UNKNOWN], "its graph may have had another node");
     assert_eq!(recording.run(0x10, 0x22), [(KERNEL, 1), UNKNOWN]);
-    recording.outside.looked_for_losses(LostCalls::OfGraphs);
+    recording.collector.looked_for_losses(LostCalls::OfGraphs);
     assert_eq!(recording.replay(0x20), [(KERNEL, 1), UNKNOWN]);
 }
 
@@ -230,9 +230,9 @@ fn executable_graphs_of_before_stay_known_when_calls_were_lost_that_change_none(
 fn what_is_written_for_a_process_is_bounded_on_each_tape_by_itself() {
     let mut recording = Recording::new(true);
     recording.capture(0x10, &[1]);
-    recording.outside.processes.get_mut(&(PID as u32)).expect("it").objects.graphs.rows = MOST_ROWS;
+    recording.collector.processes.get_mut(&(PID as u32)).expect("it").objects.graphs.rows = MOST_ROWS;
     assert_eq!(recording.run(0x10, 0x20), [UNKNOWN]);
-    recording.outside.begin_tape();
+    recording.collector.begin_tape();
     assert_eq!(recording.run(0x10, 0x21), [(KERNEL, 1)]);
 }
 
@@ -258,7 +258,7 @@ fn graphs_that_lie_in_graphs_without_end_are_cut_and_say_so() {
         }
     }
     recording.run(0x13f, 0x20);
-    assert_eq!(recording.outside.gaps().launches_of_partly_known_graphs, 1);
+    assert_eq!(recording.collector.gaps().launches_of_partly_known_graphs, 1);
     assert!(recording.sink.definitions.graphs.rows().count() <= usize::from(MOST_LEVELS) + 2);
 }
 

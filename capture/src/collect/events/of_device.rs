@@ -12,7 +12,7 @@ use super::calls::Open;
 use super::kernels::Kernels;
 use super::objects::Objects;
 use super::thread::Pending;
-use super::{Notice, Outside, lower, process_id, upper};
+use super::{Collector, Notice, lower, process_id, upper};
 
 /// What writes the rows of calls and of what they have the device do.
 pub(super) struct Teller<'a> {
@@ -27,15 +27,15 @@ pub(super) struct Teller<'a> {
 
 /// A process's [`Teller`]. A macro, as its threads may be borrowed meanwhile.
 macro_rules! teller {
-    ($outside:ident, $process:ident) => {
+    ($collector:ident, $process:ident) => {
         Teller {
             process: $process.id,
             kernels: &mut $process.kernels,
             objects: &mut $process.objects,
-            account: &mut $outside.account,
-            counts: &mut $outside.device,
-            work: &mut $outside.work,
-            device_times: $outside.device_times,
+            account: &mut $collector.account,
+            counts: &mut $collector.device,
+            work: &mut $collector.work,
+            device_times: $collector.device_times,
         }
     };
 }
@@ -82,8 +82,8 @@ impl Teller<'_> {
     }
 }
 
-impl Outside {
-    /// Takes what the device did; `name` is that of a kernel, and `now_ns` when it was read. As [`Outside::take`].
+impl Collector {
+    /// Takes what the device did; `name` is that of a kernel, and `now_ns` when it was read. As [`Collector::take`].
     pub fn take_device<S: Sink>(
         &mut self,
         record: &[u8],

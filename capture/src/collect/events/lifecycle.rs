@@ -14,9 +14,9 @@ use super::objects::Objects;
 use super::of_device::{Teller, teller};
 use super::stacks::Stacks;
 use super::thread::Pending;
-use super::{Identity, MOST_KEPT, Notice, Outside, Process, books, lower, process_id, upper};
+use super::{Collector, Identity, MOST_KEPT, Notice, Process, books, lower, process_id, upper};
 
-impl Outside {
+impl Collector {
     /// Begins a process, or a new program of one that is known. `is_new` says that nothing it did was missed.
     pub fn begin_process<S: Sink>(&mut self, identity: &Identity, is_new: bool, sink: &mut S) -> Result<(), S::Error> {
         let before = self.processes.get_mut(&identity.pid).map(|process| process.objects.graphs.take());

@@ -7,9 +7,9 @@ use ktape_format::table::Row as _;
 
 use super::account::{Fate, Key, give};
 use super::thread::Thread;
-use super::{Outside, lower, upper};
+use super::{Collector, lower, upper};
 
-impl Outside {
+impl Collector {
     /// How many stretches off the processor were given to the sink.
     pub fn off_cpu_written(&self) -> u64 {
         self.off_cpu_written

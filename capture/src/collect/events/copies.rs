@@ -240,7 +240,7 @@ mod tests {
     use ktape_ebpf::wire::{Call, LISTS_BYTES, ListsCall, Return, kind};
     use ktape_format::Memory;
 
-    use super::super::{Identity, Outside};
+    use super::super::{Collector, Identity};
     use super::*;
     use crate::probes::functions;
 
@@ -280,13 +280,13 @@ mod tests {
             result,
             outs: [0; 2],
         };
-        let (mut outside, mut sink) = (Outside::new(functions, false), Memory::default());
-        let Ok(()) = outside.begin_process(&Identity { pid: 7, ..Identity::default() }, true, &mut sink);
+        let (mut collector, mut sink) = (Collector::new(functions, false), Memory::default());
+        let Ok(()) = collector.begin_process(&Identity { pid: 7, ..Identity::default() }, true, &mut sink);
         for record in [bytes_of(&call), bytes_of(&end)] {
-            let Ok(notice) = outside.take(record, &mut sink);
+            let Ok(notice) = collector.take(record, &mut sink);
             assert_eq!(notice, None);
         }
-        (sink, outside.gaps().unreadable_arguments)
+        (sink, collector.gaps().unreadable_arguments)
     }
 
     #[test]
