@@ -120,7 +120,9 @@ impl Collector {
         let Some(process) = self.processes.get_mut(&upper(correlated.pid_tid)) else { return Ok(()) };
         let id = correlated.correlation;
         let thread = process.threads.get_mut(&lower(correlated.pid_tid));
-        let Some(called) = thread.and_then(|thread| thread.correlated(id)) else { return Ok(()) };
+        let called = thread.and_then(|thread| thread.correlated(id, correlated.time_ns));
+        process.objects.device.announced(id);
+        let Some(called) = called else { return Ok(()) };
         teller!(self, process).with_device(|device, around| device.called(id, called, around, sink))
     }
 

@@ -150,7 +150,7 @@ pub(in super::super) struct Device {
     /// Their numbers in the order that they came in, with the serial that tells whether it is still that call.
     order: VecDeque<(u32, u64)>,
     serials: u64,
-    /// The number of the first call.
+    /// The first number that was told, whether its call is known or not.
     first: Option<u32>,
     early: FxHashMap<u32, Vec<Did>>,
     /// When they came, in this order.
@@ -176,6 +176,11 @@ impl Device {
         self.calls.values().flat_map(|waiting| waiting.work.iter().copied())
     }
 
+    /// Learns that a call has this number, whichever it is: what has a later one is of no call that came before the recording.
+    pub(in super::super) fn announced(&mut self, id: u32) {
+        self.first.get_or_insert(id);
+    }
+
     /// Learns CUPTI's number of a call.
     pub(in super::super) fn called<S: Sink>(
         &mut self,
@@ -184,7 +189,6 @@ impl Device {
         around: &mut Around<'_>,
         sink: &mut S,
     ) -> Result<(), S::Error> {
-        self.first.get_or_insert(id);
         self.serials += 1;
         let waiting = Waiting { serial: self.serials, called, ran: 0, work: Vec::new(), ahead: 0 };
         self.order.push_back((id, self.serials));

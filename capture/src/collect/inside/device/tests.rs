@@ -43,7 +43,13 @@ impl Test {
 
     fn correlated(&mut self, correlation: u32) {
         let kind = inside::CORRELATED;
-        self.take(Correlated { kind, correlation, time_ns: 1, pid_tid: PID_TID }.as_bytes());
+        self.take(Correlated { kind, correlation, time_ns: 0, pid_tid: PID_TID }.as_bytes());
+    }
+
+    /// The same of a call that was not entered before this.
+    fn correlated_since(&mut self, correlation: u32, time_ns: u64) {
+        let kind = inside::CORRELATED;
+        self.take(Correlated { kind, correlation, time_ns, pid_tid: PID_TID }.as_bytes());
     }
 
     fn launch(&mut self, time_ns: u64, id: u32, result: u64) {
@@ -207,6 +213,27 @@ fn a_number_that_comes_again_is_the_last_call_s() {
     let (counts, sink) = test.end();
     assert_eq!(sink.events.kernel.correlation[0], sink.events.launch.correlation[1]);
     assert_eq!(counts.launches_without_kernel, 1);
+}
+
+#[test]
+fn the_number_of_a_call_that_was_lost_is_not_the_call_s_before() {
+    let mut test = Test::new();
+    // Neither is told of a number; the launch at 20 found no room in the ring buffer.
+    test.call("cuLaunchKernel", 10, [0x1234, 16, 1, 1, 128, 1], [1, 64, 0x77, 0, 0]);
+    test.correlated_since(501, 20 + 1);
+    test.launch(30, 502, 0);
+    test.call("cuLaunchKernel", 40, [0x1234, 16, 1, 1, 128, 1], [1, 64, 0x77, 0, 0]);
+    test.correlated_since(503, 20 + 1);
+    for id in [501, 502, 503] {
+        test.kernel(id, 100, 250, 1000);
+    }
+    let (counts, sink) = test.end();
+    let starts: std::collections::BTreeMap<u64, i64> =
+        sink.events.launch.rows().map(|row| (row.correlation, row.start_ns)).collect();
+    let launched: Vec<i64> =
+        sink.events.kernel.correlation.iter().map(|id| starts.get(id).copied().unwrap_or(0)).collect();
+    assert_eq!(launched, [30, 40, 0]);
+    assert_eq!((counts.kernels, counts.of_unknown_calls, counts.of_older_calls), (3, 1, 0));
 }
 
 #[test]
