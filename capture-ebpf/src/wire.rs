@@ -553,7 +553,7 @@ pub mod tally {
     /// The tape's table of time off the processor. A stretch belongs to the interval in which it ended: it may have begun hours
     /// before, and until it ends there is nothing to be counted.
     pub const OFF_CPU: u32 = 20;
-    /// The tape's table of kernels.
+    /// The tape's table of kernels. What the device did belongs to the interval in which it ended, as above.
     pub const KERNEL: u32 = 4;
     /// The tape's table of copies.
     pub const MEMCPY: u32 = 5;

@@ -304,7 +304,7 @@ impl Session {
         let sampled = self.kernel.sample_counters()?;
         self.look_at_cost(&counters, self.told_losses.elapsed())?;
         let off_cpu = self.kernel.off_cpu_counters()?;
-        self.tallies.look(
+        self.tallies.look_at_all(
             Counting::of(&self.kernel, self.inside.as_ref()),
             self.collector.settled(),
             monotonic_ns(),

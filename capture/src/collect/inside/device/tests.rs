@@ -5,7 +5,7 @@ use ktape_ebpf::wire::{Call, Correlated, Plain as _, Return, STACK_WORDS, StackC
 use ktape_format::{Memory, Table as _};
 
 use super::*;
-use crate::collect::events::{Collector, Identity};
+use crate::collect::events::{Collector, Identity, Settled};
 use crate::probes::functions;
 
 const PID_TID: u64 = 7 << 32 | 7;
@@ -202,6 +202,17 @@ fn a_kernel_without_a_time_is_there_at_its_call() {
     let kernel = sink.events.kernel.row(0);
     assert_eq!((kernel.start_ns, kernel.duration_ns, kernel.timing), (10, 0, timing::ABSENT));
     assert_eq!(counts.without_time, 1);
+}
+
+#[test]
+fn a_kernel_counts_where_it_ended_however_long_it_ran() {
+    let mut test = Test::new();
+    test.launch(10, 501, 0);
+    let hour_ns = 3_600_000_000_000;
+    test.kernel(501, 100, hour_ns, hour_ns + 5);
+    let kernels = test.collector.settled().filter(|(key, _)| key.kind() == Kernel::KIND);
+    let one = Settled { written: 1, ..Settled::default() };
+    assert_eq!(kernels.collect::<Vec<_>>(), [(Key::new(hour_ns, NO_CPU, Kernel::KIND), one)]);
 }
 
 #[test]
