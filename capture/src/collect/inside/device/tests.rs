@@ -5,7 +5,7 @@ use ktape_ebpf::wire::{Call, Correlated, Plain as _, Return, STACK_WORDS, StackC
 use ktape_format::{Memory, Table as _};
 
 use super::*;
-use crate::collect::events::{Collector, Identity, Settled};
+use crate::collect::events::{Collector, Identity, Notice, Settled};
 use crate::probes::functions;
 
 const PID_TID: u64 = 7 << 32 | 7;
@@ -245,6 +245,38 @@ fn the_number_of_a_call_that_was_lost_is_not_the_call_s_before() {
         sink.events.kernel.correlation.iter().map(|id| starts.get(id).copied().unwrap_or(0)).collect();
     assert_eq!(launched, [30, 40, 0]);
     assert_eq!((counts.kernels, counts.of_unknown_calls, counts.of_older_calls), (3, 1, 0));
+}
+
+#[test]
+fn what_is_told_of_a_process_that_is_not_known_is_lost_with_its_time_and_table() {
+    let mut test = Test::new();
+    let stranger = 8 << 32 | 8;
+    let ran = |kind, start_ns, end_ns| Ran { pid_tid: stranger, start_ns, end_ns, ..ran(kind, 501) };
+    let kernel =
+        |start_ns, end_ns| KernelRan { ran: ran(inside::KERNEL_RAN, start_ns, end_ns), ..KernelRan::default() };
+    let (early, late) = (kernel(100, 250), kernel(300, 1 << 34));
+    let copy = CopyRan { ran: ran(inside::COPY_RAN, 400, 410), ..CopyRan::default() };
+    let why = missing::DROPPED;
+    let missing = Missing { kind: inside::MISSING, why, pid_tid: stranger, since_ns: 5, until_ns: 9, count: 3 };
+    for record in [early.as_bytes(), late.as_bytes(), copy.as_bytes(), missing.as_bytes()] {
+        let Ok(notice) = test.collector.take_device(record, |_| None, 1000, &mut test.sink);
+        assert!(matches!(notice, None | Some(Notice::Unknown(8))), "{notice:?}");
+        let Ok(()) = test.collector.lose(record, &mut test.sink);
+    }
+    let mut settled: Vec<_> = test.collector.settled().collect();
+    settled.sort_by_key(|(key, _)| *key);
+    let one = Settled { lost: 1, ..Settled::default() };
+    let key = |time_ns, kind| Key::new(time_ns, NO_CPU, kind);
+    assert_eq!(
+        settled,
+        [(key(250, Kernel::KIND), one), (key(410, Memcpy::KIND), one), (key(1 << 34, Kernel::KIND), one)]
+    );
+    let Ok(()) = test.collector.sweep_device(2000, &mut test.sink);
+    let Ok(()) = test.collector.sweep_device(3000, &mut test.sink);
+    let (_, sink) = test.end();
+    let losses = sink.events.loss.rows().map(|row| (row.kind, row.count, row.start_ns, row.duration_ns));
+    let expected = [(0, 3, 5, 4), (Kernel::KIND, 2, 100, (1 << 34) - 100), (Memcpy::KIND, 1, 400, 10)];
+    assert_eq!(losses.collect::<Vec<_>>(), expected);
 }
 
 #[test]
