@@ -183,7 +183,7 @@ pub struct Ran {
     pub correlation: u32,
     /// The process in the upper half, the thread that tells it in the lower.
     pub pid_tid: u64,
-    /// When it began, on `CLOCK_MONOTONIC`; where CUPTI has no time for it, when it was told. What it counts under: see [`ring`].
+    /// When it began, on `CLOCK_MONOTONIC`; where CUPTI has no time for it, when it was told.
     pub start_ns: u64,
     /// When it ended; 0 where CUPTI has no time for it.
     pub end_ns: u64,
@@ -197,6 +197,14 @@ pub struct Ran {
     pub graph: u32,
     /// The node, by CUPTI's number; 0 for none.
     pub graph_node: u64,
+}
+
+impl Ran {
+    /// What it counts under (see [`ring`]): its end, as [`tally::KERNEL`](crate::wire::tally::KERNEL) says.
+    #[inline(always)]
+    pub fn counted_ns(&self) -> u64 {
+        self.start_ns.max(self.end_ns)
+    }
 }
 
 /// The device ran a kernel.

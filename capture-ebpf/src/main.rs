@@ -37,8 +37,8 @@ use ktape_ebpf::wire::{
 };
 
 use crate::maps::{
-    COUNTERS, INTERPRETERS, OUTS, OutKey, PLANS, SPENT, STARTERS, Starter, TARGETS, TASK_EXIT_CODE, TASK_PID,
-    TASK_TGID, count, send, setting,
+    ANNOUNCED, COUNTERS, INTERPRETERS, LOST_CALLS, OUTS, OutKey, PLANS, SPENT, STARTERS, Starter, TARGETS,
+    TASK_EXIT_CODE, TASK_PID, TASK_TGID, count, send, setting,
 };
 use crate::stack::Seen;
 
@@ -101,6 +101,9 @@ fn entered(ctx: &ProbeContext) -> Option<u32> {
         tally::lost(slot, plan.tally);
         // SAFETY: as above.
         count(unsafe { &raw mut (*counters).calls_lost });
+        if setting(&ANNOUNCED) != 0 {
+            let _ = LOST_CALLS.insert(pid_tid, time_ns, 0);
+        }
     }
     if let Some(took_ns) = maps::timed_ns(time_ns)
         && let Some(spent) = SPENT.get_ptr_mut(function)
@@ -119,8 +122,10 @@ fn entered(ctx: &ProbeContext) -> Option<u32> {
 fn correlated(ctx: ProbeContext) -> u32 {
     let pid_tid = bpf_get_current_pid_tgid();
     if TARGETS.get_ptr((pid_tid >> 32) as u32).is_some() {
-        // SAFETY: the context of a probe is its registers; the helper has no arguments.
-        let (correlation, time_ns) = unsafe { ((*ctx.regs).rdi as u32, bpf_ktime_get_ns()) };
+        // SAFETY: the context of a probe is its registers.
+        let correlation = unsafe { (*ctx.regs).rdi as u32 };
+        // SAFETY: a map's value. Times are no smaller than 0, and a thread's are all different.
+        let time_ns = LOST_CALLS.get_ptr(pid_tid).map_or(0, |lost_ns| unsafe { *lost_ns } + 1);
         // One that finds no room leaves what the device does without its call, which is counted.
         send(&Correlated { kind: kind::CORRELATED, correlation, time_ns, pid_tid });
     }

@@ -195,6 +195,11 @@ pub(crate) struct OutKey {
 #[map]
 pub(crate) static OUTS: LruHashMap<OutKey, [u64; 2]> = LruHashMap::with_max_entries(16384, 0);
 
+/// When the last call of a thread was entered whose record found no room, by process and thread: what is [`ANNOUNCED`] next may be
+/// of that one, and not of the last that user space knows.
+#[map]
+pub(crate) static LOST_CALLS: LruHashMap<u64, u64> = LruHashMap::with_max_entries(4096, 0);
+
 /// Where `tgid`, `pid` and `exit_code` are in a `task_struct`, and the thread pointer. The loader sets them, from BTF.
 #[unsafe(no_mangle)]
 pub(crate) static TASK_TGID: u64 = 0;
@@ -207,6 +212,9 @@ pub(crate) static TASK_THREAD_POINTER: u64 = 0;
 /// The recorder's own process: a target while it starts one, and never to be looked at. The loader sets it.
 #[unsafe(no_mangle)]
 pub(crate) static RECORDER: u64 = 0;
+/// Whether a library inside of processes announces the numbers of calls. The loader sets it.
+#[unsafe(no_mangle)]
+pub(crate) static ANNOUNCED: u64 = 0;
 /// How much may lie in the ring buffer before its reader is woken, in bytes.
 #[unsafe(no_mangle)]
 pub(crate) static WAKE_AT_BYTES: u64 = 0;

@@ -184,7 +184,7 @@ pub struct Return {
     pub outs: [u64; 2],
 }
 
-/// CUPTI's correlation id of the call that this thread entered last: the call's own record came before.
+/// CUPTI's correlation id of the call that this thread entered last: the call's own record came before, if it found room.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Correlated {
@@ -192,7 +192,8 @@ pub struct Correlated {
     pub kind: u32,
     /// CUPTI's id; 32 bits, so it comes again after four billion calls.
     pub correlation: u32,
-    /// When, on `CLOCK_MONOTONIC`.
+    /// The call was not entered before this, on `CLOCK_MONOTONIC`: so it is not the last that has a record where that is older. A process
+    /// itself says when it was entered; a program, what is right behind the last call of the thread that found no room, or 0.
     pub time_ns: u64,
     /// The process in the upper half, the thread in the lower.
     pub pid_tid: u64,
@@ -552,7 +553,7 @@ pub mod tally {
     /// The tape's table of time off the processor. A stretch belongs to the interval in which it ended: it may have begun hours
     /// before, and until it ends there is nothing to be counted.
     pub const OFF_CPU: u32 = 20;
-    /// The tape's table of kernels.
+    /// The tape's table of kernels. What the device did belongs to the interval in which it ended, as above.
     pub const KERNEL: u32 = 4;
     /// The tape's table of copies.
     pub const MEMCPY: u32 = 5;

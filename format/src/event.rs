@@ -484,8 +484,8 @@ tables! {
     /// rows may speak of the same processor, kind and interval; their sums count. A row stands behind all that it counts. One
     /// of kind 0 counts nothing: it says that the account of its interval is closed, with all that was seen in it told.
     Tally / TallyTable, "tally" = 22; {
-        /// When the interval began. Calls belong to the one that they were entered in, stretches off the processor to the one
-        /// that they ended in.
+        /// When the interval began. Calls belong to the one that they were entered in; stretches off the processor, and what a device
+        /// did, to the one that they ended in.
         start_ns: i64 => P::Previous, R::Nothing;
         /// How long it is.
         duration_ns: u64 => P::Least, R::Nothing;

@@ -2,8 +2,8 @@
 //!
 //! The recorder's own account are the tape's `tally` rows: by processor, kind and interval how many calls its probes saw, how many
 //! of them it wrote and how many it lost. Here these are added up, and the rows of the tape are counted without them: a call
-//! belongs to the table of the row that names its function, and to the interval in which it began; a stretch off the processor
-//! to that in which it ended, as only then it can be told. So a row that went missing after it was written shows as well as a call
+//! belongs to the table of the row that names its function, and to the interval in which it began; a stretch off the processor, and what
+//! a device did, to that in which it ended, as only then it can be told. So a row that went missing after it was written shows as well as a call
 //! that never became one.
 //!
 //! What the device did is counted by the processes themselves, where a library in them collects, and held against its rows likewise.
@@ -17,8 +17,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::convert::Infallible;
 
 use ktape_format::event::{
-    Alloc, Api, CpuSample, Event, EventRecord, EventWait, Free, GraphLaunch, KindVisitor, Launch, OffCpu, Rollup, Sync,
-    Tally, visit_kinds,
+    Alloc, Api, CpuSample, Event, EventRecord, EventWait, Free, GraphLaunch, Kernel, KindVisitor, Launch, Memcpy,
+    Memset, OffCpu, Rollup, Sync, Tally, visit_kinds,
 };
 use ktape_format::{Events, Row as _, Table as _, Tape, TapeError, Wanted};
 use serde::Serialize;
@@ -36,6 +36,9 @@ const CALLS: [u16; 8] = [
     Alloc::KIND,
     Free::KIND,
 ];
+
+/// Tables whose rows belong to the interval in which they ended.
+const TOLD_AT_THEIR_END: [u16; 4] = [OffCpu::KIND, Kernel::KIND, Memcpy::KIND, Memset::KIND];
 
 /// What stands for the processor where processes have counted themselves.
 const OWN_COUNT: u32 = 65_535;
@@ -357,7 +360,7 @@ impl KindVisitor for Count<'_> {
     fn visit<E: Event>(&mut self) -> Result<(), Infallible> {
         let table = E::table(self.events);
         let Some(mut rows) = self.counting.rows.remove(&E::KIND) else { return Ok(()) };
-        if E::KIND == OffCpu::KIND {
+        if TOLD_AT_THEIR_END.contains(&E::KIND) {
             self.bits.clear();
             self.bits.extend(table.rows().map(|row| row.end_ns() as u64));
         } else {
@@ -474,7 +477,6 @@ mod tests {
 
     #[test]
     fn what_the_device_did_is_counted_where_its_processes_have_counted_it() {
-        use ktape_format::event::Kernel;
         let mut events = launches(&[1000, 1500]);
         [1600, 1700].into_iter().for_each(|start_ns| events.kernel.push(Kernel { start_ns, ..Kernel::default() }));
         let told = |seen, written, lost| {
@@ -493,6 +495,24 @@ mod tests {
         );
         // Of a tape whose calls alone were counted nothing is said of them.
         assert!(checked(&told(0, 0, 0)[..1], &events, true).holds);
+    }
+
+    #[test]
+    fn what_the_device_did_counts_where_it_ended_however_long_it_ran() {
+        let mut events = Events::default();
+        // For hours, and within one interval.
+        for (start_ns, duration_ns) in [(-9_000_000, 9_002_500), (2100, 100)] {
+            events.kernel.push(Kernel { start_ns, duration_ns, ..Kernel::default() });
+            events.memcpy.push(Memcpy { start_ns, duration_ns, ..Memcpy::default() });
+            events.memset.push(Memset { start_ns, duration_ns, ..Memset::default() });
+        }
+        let told = |interval| {
+            let kinds =
+                [Kernel::KIND, Memcpy::KIND, Memset::KIND].map(|kind| tally(interval, OWN_COUNT, kind, [2, 2, 0]));
+            [&kinds[..], &[1, 2].map(|interval| tally(interval, 0, 0, [0; 3]))].concat()
+        };
+        assert!(checked(&told(2), &events, false).holds);
+        assert_eq!((checked(&told(1), &events, false).missing, checked(&told(1), &events, false).surplus), (6, 6));
     }
 
     #[test]

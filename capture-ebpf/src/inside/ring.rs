@@ -6,8 +6,8 @@
 //! `head` after the record's bytes (release), the reader `tail` after it is done with them.
 //!
 //! The writer never waits. What has no room is counted: seen before room is asked for, lost where there was none, both by the
-//! tape's table that the record would have become a row of and by the interval of the event's own time, as the eBPF programs do it
-//! ([`tally`]), so that nothing is missing without a number. A process that is killed between two stores leaves a ring that ends at
+//! tape's table that the record would have become a row of and by the interval of the event's own time (the end of what the device
+//! did), as the eBPF programs do it ([`tally`]), so that nothing is missing without a number. A process that is killed between two stores leaves a ring that ends at
 //! its last whole record.
 //!
 //! The reader does not trust the writer: whatever the header and the lengths say, it stays within the mapping.

@@ -7,7 +7,7 @@ use std::fmt;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result};
-use ktape_capture::collect::outside::{Identity, Outside};
+use ktape_capture::collect::events::{Collector, Identity};
 use ktape_capture::probes::functions;
 use ktape_ebpf::wire::{Call, STACK_WORDS, StackCall, kind};
 use ktape_format::event::Launch;
@@ -35,7 +35,7 @@ pub(crate) fn measure(time: Duration) -> Result<Drain> {
     let functions = functions::all();
     let launch = functions.iter().position(|function| function.symbol == "cuLaunchKernel").context("no launch")?;
     let records: Vec<StackCall> = (0..LAUNCHES as u64).map(|index| record(launch as u32, index)).collect();
-    let mut collector = Outside::new(functions, false);
+    let mut collector = Collector::new(functions, false);
     let (mut tape, mut bare) = (tape()?, tape()?);
     collector.begin_process(&Identity { pid: PID, ..Identity::default() }, true, &mut tape)?;
     let (mut takes, mut stages, mut ratios) = (Vec::new(), Vec::new(), Vec::new());

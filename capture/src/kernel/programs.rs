@@ -112,7 +112,15 @@ impl Kernel {
     /// Loads the programs and gives them their plans; `ring_bytes` is the length of the ring buffer, a power of two.
     /// Nothing is probed, and no process recorded, yet.
     pub fn load(functions: &[Probed], ring_bytes: u32) -> Result<(Kernel, RingBuf<MapData>), KernelError> {
-        Kernel::load_programs(functions, ring_bytes, RECORDING, None)
+        Kernel::load_programs(functions, ring_bytes, RECORDING, None, false)
+    }
+
+    /// As [`Kernel::load`], where libraries inside of processes announce the numbers of calls.
+    pub fn load_beside_library(
+        functions: &[Probed],
+        ring_bytes: u32,
+    ) -> Result<(Kernel, RingBuf<MapData>), KernelError> {
+        Kernel::load_programs(functions, ring_bytes, RECORDING, None, true)
     }
 
     /// As [`Kernel::load`], and every process is recorded from its first call on that the scope has: none, until it is set.
@@ -122,12 +130,12 @@ impl Kernel {
         ring_bytes: u32,
         by_stack: bool,
     ) -> Result<(Kernel, RingBuf<MapData>), KernelError> {
-        Kernel::load_programs(functions, ring_bytes, RECORDING, Some(by_stack))
+        Kernel::load_programs(functions, ring_bytes, RECORDING, Some(by_stack), false)
     }
 
     /// Loads the empty program too, to which the cost of the others is compared.
     pub fn load_with_empty(functions: &[Probed], ring_bytes: u32) -> Result<(Kernel, RingBuf<MapData>), KernelError> {
-        Kernel::load_programs(functions, ring_bytes, WITH_EMPTY, None)
+        Kernel::load_programs(functions, ring_bytes, WITH_EMPTY, None, false)
     }
 
     fn load_programs(
@@ -135,6 +143,7 @@ impl Kernel {
         ring_bytes: u32,
         programs: &'static [Named],
         node: Option<bool>,
+        is_beside_library: bool,
     ) -> Result<(Kernel, RingBuf<MapData>), KernelError> {
         let btf = Btf::of_this_kernel()?;
         let offset = |path| btf.offset("task_struct", path);
@@ -146,7 +155,7 @@ impl Kernel {
         let wake_at_bytes = u64::from(ring_bytes / 4);
         let (recorder, is_for_node) = (u64::from(std::process::id()), u64::from(node.is_some()));
         let by_stack = node == Some(true);
-        let stacks_scoped = u64::from(by_stack);
+        let (stacks_scoped, announced) = (u64::from(by_stack), u64::from(is_beside_library));
         let mut loader = EbpfLoader::new();
         loader
             .override_global("TASK_TGID", &tgid, true)
@@ -158,6 +167,7 @@ impl Kernel {
             .override_global("SWITCH_TELLS_STATE", &switches.switch_tells_state, true)
             .override_global("WAKE_AT_BYTES", &wake_at_bytes, true)
             .override_global("RECORDER", &recorder, true)
+            .override_global("ANNOUNCED", &announced, true)
             .override_global("NODE", &is_for_node, true)
             .override_global("STACKS_SCOPED", &stacks_scoped, true)
             .override_global("TASK_GROUP_LEADER", &leader, true)

@@ -191,7 +191,7 @@ impl Alone {
         self.note_blind_spots(child);
         self.collector.finish(&mut self.tape)?;
         let gpu_counters = self.end_gpu_counters()?;
-        self.tallies.look(Counting::of(None, Some(&self.inside)), self.collector.settled(), monotonic_ns())?;
+        self.tallies.look_at_all(Counting::of(None, Some(&self.inside)), self.collector.settled(), monotonic_ns())?;
         write_clocks(&mut self.tape)?;
         let blind_spots = self.tell_blind_spots()?;
         let counted = self.inside.counted();

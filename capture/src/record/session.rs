@@ -163,8 +163,10 @@ impl Session {
         let gpu_counters = options.gpu_hz.map(GpuCounters::begin).transpose();
         let gpu_counters = gpu_counters.context("the GPUs' counters can't be had: NVML")?;
         let functions = functions::all();
+        let is_announced = options.inside.as_ref().is_some_and(|(inside, _)| inside.announce);
         let (mut kernel, ring) = match &options.node {
             Some(scope) => Kernel::load_for_node(&functions, options.buffer_bytes, !scope.python_paths.is_empty())?,
+            None if is_announced => Kernel::load_beside_library(&functions, options.buffer_bytes)?,
             None => Kernel::load(&functions, options.buffer_bytes)?,
         };
         // Before probes are tried: those would leave traces in this process that hide the answer.
@@ -302,7 +304,7 @@ impl Session {
         let sampled = self.kernel.sample_counters()?;
         self.look_at_cost(&counters, self.told_losses.elapsed())?;
         let off_cpu = self.kernel.off_cpu_counters()?;
-        self.tallies.look(
+        self.tallies.look_at_all(
             Counting::of(&self.kernel, self.inside.as_ref()),
             self.collector.settled(),
             monotonic_ns(),

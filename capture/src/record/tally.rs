@@ -94,7 +94,27 @@ impl Tallies {
         settled: impl Iterator<Item = (Key, Settled)>,
         now_ns: i64,
     ) -> Result<(), KernelError> {
-        for interval in self.due(now_ns) {
+        self.look_back(READ_BACK, counting, settled, now_ns)
+    }
+
+    /// As [`Tallies::look`], for the last time: what was counted late is in any slot.
+    pub(super) fn look_at_all(
+        &mut self,
+        counting: Counting<'_>,
+        settled: impl Iterator<Item = (Key, Settled)>,
+        now_ns: i64,
+    ) -> Result<(), KernelError> {
+        self.look_back(SLOTS.into(), counting, settled, now_ns)
+    }
+
+    fn look_back(
+        &mut self,
+        back: u64,
+        counting: Counting<'_>,
+        settled: impl Iterator<Item = (Key, Settled)>,
+        now_ns: i64,
+    ) -> Result<(), KernelError> {
+        for interval in self.due(now_ns, back) {
             if let Some(kernel) = counting.kernel {
                 self.read(interval, &kernel.tallies(interval)?);
             }
@@ -106,13 +126,13 @@ impl Tallies {
         Ok(())
     }
 
-    /// The intervals whose slots are to be read.
-    fn due(&mut self, now_ns: i64) -> Vec<u64> {
+    /// The intervals whose slots are to be read, this one and so many before.
+    fn due(&mut self, now_ns: i64, back: u64) -> Vec<u64> {
         let now = tally::interval(now_ns as u64).max(self.looked);
         (self.looked + 1..=now).for_each(|interval| {
             self.untold.entry(interval).or_default();
         });
-        let first = self.looked.min(now.saturating_sub(READ_BACK));
+        let first = self.looked.min(now.saturating_sub(back));
         let first = first.max((now + READ_AHEAD + 1).saturating_sub(u64::from(SLOTS)));
         self.looked = now;
         let ahead = (now + READ_AHEAD).checked_sub(u64::from(SLOTS));
@@ -275,10 +295,10 @@ mod tests {
         assert_eq!(rows(|tape| tallies.tell(tape).unwrap()), []);
         tallies.read(10, &[slot(5, 1), slot(2, 0)]);
         tallies.settle([written(10, 0, 4), written(10, 1, 1)].into_iter());
-        tallies.due(at(12));
+        tallies.due(at(12), READ_BACK);
         // One call of the second processor has not returned yet; the interval behind it does not wait for it.
         assert_eq!(rows(|tape| tallies.tell(tape).unwrap()), []);
-        tallies.due(at(13));
+        tallies.due(at(13), READ_BACK);
         assert_eq!(rows(|tape| tallies.tell(tape).unwrap()), [(11, 0, 0, 0, 0, 0)]);
         tallies.settle([written(10, 1, 1)].into_iter());
         let told = rows(|tape| tallies.tell(tape).unwrap());
@@ -291,10 +311,10 @@ mod tests {
         let mut tallies = Tallies::new(at(10));
         tallies.read(10, &[slot(5, 0)]);
         tallies.settle([written(10, 0, 5)].into_iter());
-        tallies.due(at(12));
+        tallies.due(at(12), READ_BACK);
         assert_eq!(rows(|tape| tallies.tell(tape).unwrap()).len(), 2);
         // The slot is read a last time before it is interval 74's.
-        assert_eq!(tallies.due(at(72)).first(), Some(&10));
+        assert_eq!(tallies.due(at(72), READ_BACK).first(), Some(&10));
         tallies.read(10, &[slot(6, 0)]);
         tallies.settle([written(10, 0, 1)].into_iter());
         let told = rows(|tape| tallies.tell(tape).unwrap());
@@ -308,12 +328,23 @@ mod tests {
     #[test]
     fn slots_are_read_without_a_gap_however_long_the_recorder_was_held_up() {
         let mut tallies = Tallies::new(at(100));
-        assert_eq!(tallies.due(at(100)), [38, 96, 97, 98, 99, 100]);
-        assert_eq!(tallies.due(at(110))[1..], (100..=110).collect::<Vec<_>>());
-        let mut slots: Vec<u64> = tallies.due(at(5000)).iter().map(|interval| interval % u64::from(SLOTS)).collect();
+        assert_eq!(tallies.due(at(100), READ_BACK), [38, 96, 97, 98, 99, 100]);
+        assert_eq!(tallies.due(at(110), READ_BACK)[1..], (100..=110).collect::<Vec<_>>());
+        let mut slots: Vec<u64> =
+            tallies.due(at(5000), READ_BACK).iter().map(|interval| interval % u64::from(SLOTS)).collect();
         slots.sort_unstable();
         slots.dedup();
         assert_eq!(slots.len(), SLOTS as usize - 1, "all but that of the next interval");
+    }
+
+    #[test]
+    fn the_last_look_is_at_every_slot() {
+        let mut tallies = Tallies::new(at(100));
+        let slots = |intervals: Vec<u64>| intervals.into_iter().map(|at| at % u64::from(SLOTS));
+        let mut all: Vec<u64> = slots(tallies.due(at(100), SLOTS.into())).collect();
+        all.sort_unstable();
+        // That of the next interval holds what was read when this one began.
+        assert_eq!(all, (0..u64::from(SLOTS)).filter(|&slot| slot != 101 % u64::from(SLOTS)).collect::<Vec<_>>());
     }
 
     #[test]

@@ -181,12 +181,12 @@ fn tell<R: Plain>(table: u32, mut ran: Ran, make: impl FnOnce(&mut rings::Ring, 
     // Without a time it counts where it is told, and says when that was.
     let is_timed = ran.start_ns != 0 || ran.end_ns != 0;
     let ran = if is_timed { ran } else { Ran { start_ns: clock::monotonic_ns(), ..ran } };
-    rings::with_ring(table, ran.start_ns, |ring| {
-        ring.writer.seen(table, ran.start_ns);
+    rings::with_ring(table, ran.counted_ns(), |ring| {
+        ring.writer.seen(table, ran.counted_ns());
         let pid_tid = ring.writer.pid_tid();
         let is_put = make(ring, Ran { pid_tid, ..ran }).is_some_and(|record| ring.writer.put(record.as_bytes(), &[]));
         if !is_put {
-            ring.writer.lost(table, ran.start_ns);
+            ring.writer.lost(table, ran.counted_ns());
         }
     });
 }

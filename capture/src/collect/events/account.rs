@@ -116,8 +116,8 @@ impl Account {
     }
 
     /// Settles what was counted under a time that its row does not have.
-    pub(in super::super) fn settle_at(&mut self, key: Key, start_ns: u64, fate: Fate) {
-        let own = Key::new(start_ns, key.cpu(), key.kind());
+    pub(in super::super) fn settle_at(&mut self, key: Key, time_ns: u64, fate: Fate) {
+        let own = Key::new(time_ns, key.cpu(), key.kind());
         if own != key {
             self.settled.entry(key).or_default().came -= 1;
             self.settled.entry(own).or_default().came += 1;

@@ -87,6 +87,7 @@ impl Collector {
     pub fn finish<S: Sink>(&mut self, sink: &mut S) -> Result<(), S::Error> {
         let mut pids: Vec<u32> = self.processes.keys().copied().collect();
         pids.sort_unstable();
+        self.unknown.tell(sink)?;
         pids.into_iter().try_for_each(|pid| self.leave_process(pid, false, sink))
     }
 

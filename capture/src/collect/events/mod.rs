@@ -5,7 +5,7 @@
 //! stacks and code objects (`stacks.rs`; `native.rs` has the frames below Python), kernels by handle (`kernels.rs`), contexts
 //! and streams (`objects.rs`), graphs (`graphs.rs`; `capturing.rs` has the streams that are captured). CPU samples become events in `samples.rs`, time
 //! off the processor in `off_cpu.rs`, ranges that the program names in `named.rs`. `lifecycle.rs` has processes and threads that come and
-//! go, `of_device.rs` what calls have the device do.
+//! go, `of_device.rs` what calls have the device do, `unknown.rs` what is told of nobody's.
 
 pub(in super::super::collect) mod account;
 mod arguments;
@@ -28,6 +28,7 @@ mod samples;
 mod scope;
 mod stacks;
 mod thread;
+mod unknown;
 
 use std::collections::BTreeMap;
 use std::mem::offset_of;
@@ -66,6 +67,7 @@ pub use samples::Samples;
 pub use scope::LaunchScope;
 use stacks::{Large as _, Stacks};
 use thread::{Pending, Thread};
+use unknown::Unknown;
 
 /// Who a process is, for its definition.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -152,6 +154,7 @@ pub struct Collector {
     device_times: bool,
     device: DeviceCounts,
     ranges: RangeCounts,
+    unknown: Unknown,
     /// Of the call that is being written.
     work: Vec<Work>,
 }
@@ -216,6 +219,7 @@ impl Collector {
             device_times: false,
             device: DeviceCounts::default(),
             ranges: RangeCounts::default(),
+            unknown: Unknown::default(),
             work: Vec::new(),
             further_sources: BTreeMap::new(),
         }

@@ -109,8 +109,9 @@ impl Collector {
         Ok(None)
     }
 
-    /// Ends the waiting of what the device did for a call that does not come. To be called every second.
+    /// Ends the waiting of what the device did for a call that does not come, and tells what is lost. To be called every second.
     pub fn sweep_device<S: Sink>(&mut self, now_ns: u64, sink: &mut S) -> Result<(), S::Error> {
+        self.unknown.tell(sink)?;
         self.processes.values_mut().try_for_each(|process| {
             teller!(self, process).with_device(|device, around| device.sweep(now_ns, around, sink))
         })
@@ -120,7 +121,9 @@ impl Collector {
         let Some(process) = self.processes.get_mut(&upper(correlated.pid_tid)) else { return Ok(()) };
         let id = correlated.correlation;
         let thread = process.threads.get_mut(&lower(correlated.pid_tid));
-        let Some(called) = thread.and_then(|thread| thread.correlated(id)) else { return Ok(()) };
+        let called = thread.and_then(|thread| thread.correlated(id, correlated.time_ns));
+        process.objects.device.announced(id);
+        let Some(called) = called else { return Ok(()) };
         teller!(self, process).with_device(|device, around| device.called(id, called, around, sink))
     }
 

@@ -84,9 +84,10 @@ impl Thread {
         self.pending.pop_if(is_it)
     }
 
-    /// Learns CUPTI's number of the last call. Returns the call, if it may have the device do something.
-    pub(super) fn correlated(&mut self, id: u32) -> Option<Called> {
-        let called = self.last.take()?;
+    /// Learns CUPTI's number of the last call, if that was not entered before this. Returns the call, if it may have the device do
+    /// something.
+    pub(super) fn correlated(&mut self, id: u32, not_before_ns: u64) -> Option<Called> {
+        let called = self.last.take().filter(|called| called.start_ns as u64 >= not_before_ns)?;
         if let Some(pending) =
             self.pending.last_mut().filter(|pending| pending.open.correlation() == called.correlation)
         {

@@ -18,7 +18,7 @@ use ktape_ebpf::inside::Correlated;
 use ktape_ebpf::inside::{CopyRan, KernelRan, Ran, SetRan};
 use ktape_ebpf::wire::tally::NO_CPU;
 use ktape_format::definition::{self, Context, KernelName, Shape, Stream, property, vendor};
-use ktape_format::event::{Kernel, Memcpy, Memset, copy_kind, memory_kind, timing};
+use ktape_format::event::{Event as _, Kernel, Memcpy, Memset, copy_kind, memory_kind, timing};
 use ktape_format::table::DefinitionKind;
 use ktape_format::{Row as _, Sink};
 use rustc_hash::FxHashMap;
@@ -150,7 +150,7 @@ pub(in super::super) struct Device {
     /// Their numbers in the order that they came in, with the serial that tells whether it is still that call.
     order: VecDeque<(u32, u64)>,
     serials: u64,
-    /// The number of the first call.
+    /// The first number that was told, whether its call is known or not.
     first: Option<u32>,
     early: FxHashMap<u32, Vec<Did>>,
     /// When they came, in this order.
@@ -176,6 +176,11 @@ impl Device {
         self.calls.values().flat_map(|waiting| waiting.work.iter().copied())
     }
 
+    /// Learns that a call has this number, whichever it is: what has a later one is of no call that came before the recording.
+    pub(in super::super) fn announced(&mut self, id: u32) {
+        self.first.get_or_insert(id);
+    }
+
     /// Learns CUPTI's number of a call.
     pub(in super::super) fn called<S: Sink>(
         &mut self,
@@ -184,7 +189,6 @@ impl Device {
         around: &mut Around<'_>,
         sink: &mut S,
     ) -> Result<(), S::Error> {
-        self.first.get_or_insert(id);
         self.serials += 1;
         let waiting = Waiting { serial: self.serials, called, ran: 0, work: Vec::new(), ahead: 0 };
         self.order.push_back((id, self.serials));
@@ -345,13 +349,13 @@ impl Device {
             *(if is_older { &mut around.counts.of_older_calls } else { &mut around.counts.of_unknown_calls }) += 1;
         }
         let graph_node = ran.graph_node;
-        let (kind, fate) = match did {
+        let (kind, end_ns, fate) = match did {
             Did::Kernel(kernel, name) => {
                 around.counts.kernels += 1;
                 let shape = self.shape(called, kernel, name, around, sink)?;
                 let row =
                     Kernel { start_ns, duration_ns, correlation, stream, shape, graph, graph_node, timing, args: 0 };
-                (Kernel::KIND, give(row, sink)?)
+                (Kernel::KIND, row.end_ns(), give(row, sink)?)
             }
             Did::Copy(copy) => {
                 around.counts.copies += 1;
@@ -374,7 +378,7 @@ impl Device {
                     timing,
                     ..Memcpy::default()
                 };
-                (Memcpy::KIND, give(row, sink)?)
+                (Memcpy::KIND, row.end_ns(), give(row, sink)?)
             }
             Did::Set(set) => {
                 around.counts.sets += 1;
@@ -391,10 +395,10 @@ impl Device {
                     timing,
                     ..Memset::default()
                 };
-                (Memset::KIND, give(row, sink)?)
+                (Memset::KIND, row.end_ns(), give(row, sink)?)
             }
         };
-        around.account.settle_at(Key::new(ran.start_ns, NO_CPU, kind), start_ns as u64, fate);
+        around.account.settle_at(Key::new(ran.counted_ns(), NO_CPU, kind), end_ns as u64, fate);
         Ok(())
     }
 
@@ -490,11 +494,11 @@ fn known(code: u32, names: &[&str]) -> u8 {
 
 /// Writes the row of a call, which no tally has counted.
 fn write_work<S: Sink>(work: Work, around: &mut Around<'_>, sink: &mut S) -> Result<(), S::Error> {
-    let (start_ns, kind, fate) = match work {
-        Work::Copy(row) => (row.start_ns, Memcpy::KIND, give(row, sink)?),
-        Work::Set(row) => (row.start_ns, Memset::KIND, give(row, sink)?),
+    let (end_ns, kind, fate) = match work {
+        Work::Copy(row) => (row.end_ns(), Memcpy::KIND, give(row, sink)?),
+        Work::Set(row) => (row.end_ns(), Memset::KIND, give(row, sink)?),
     };
-    around.account.settle_uncounted(Key::new(start_ns as u64, NO_CPU, kind), fate);
+    around.account.settle_uncounted(Key::new(end_ns as u64, NO_CPU, kind), fate);
     Ok(())
 }
 

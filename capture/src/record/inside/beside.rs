@@ -58,7 +58,7 @@ impl Session {
             };
             let taken = inside.take(now_ns, RECORDS_A_ROUND, &mut self.collector, &mut self.tape, hear)?;
             if unknown {
-                // The programs do not know it yet, or no more. The account says how many rows.
+                // The programs do not know it yet, or no more. Loss rows say how many.
                 troubles.push("what the device did for a process that is not known was left out".to_owned());
             }
             if taken < RECORDS_A_ROUND {

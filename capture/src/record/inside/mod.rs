@@ -175,7 +175,8 @@ impl Inside {
         said
     }
 
-    /// Takes what rings have, up to the horizon and so many records. A process that is not known is begun by `begin`.
+    /// Takes what rings have, up to the horizon and so many records. A process that is not known may be begun by `notice`; else what
+    /// it tells is lost.
     pub(super) fn take(
         &mut self,
         horizon_ns: u64,
@@ -193,7 +194,10 @@ impl Inside {
             match give(collector, tape)? {
                 Some(unknown @ Notice::Unknown(_)) => {
                     notice(unknown, collector, tape)?;
-                    give(collector, tape).map(|_| ())
+                    match give(collector, tape)? {
+                        Some(Notice::Unknown(_)) => collector.lose(record.bytes, tape),
+                        _ => Ok(()),
+                    }
                 }
                 Some(other) => notice(other, collector, tape),
                 None => Ok(()),

@@ -5,7 +5,7 @@ use ktape_ebpf::wire::{Call, Correlated, Plain as _, Return, STACK_WORDS, StackC
 use ktape_format::{Memory, Table as _};
 
 use super::*;
-use crate::collect::events::{Collector, Identity};
+use crate::collect::events::{Collector, Identity, Notice, Settled};
 use crate::probes::functions;
 
 const PID_TID: u64 = 7 << 32 | 7;
@@ -43,7 +43,13 @@ impl Test {
 
     fn correlated(&mut self, correlation: u32) {
         let kind = inside::CORRELATED;
-        self.take(Correlated { kind, correlation, time_ns: 1, pid_tid: PID_TID }.as_bytes());
+        self.take(Correlated { kind, correlation, time_ns: 0, pid_tid: PID_TID }.as_bytes());
+    }
+
+    /// The same of a call that was not entered before this.
+    fn correlated_since(&mut self, correlation: u32, time_ns: u64) {
+        let kind = inside::CORRELATED;
+        self.take(Correlated { kind, correlation, time_ns, pid_tid: PID_TID }.as_bytes());
     }
 
     fn launch(&mut self, time_ns: u64, id: u32, result: u64) {
@@ -199,6 +205,17 @@ fn a_kernel_without_a_time_is_there_at_its_call() {
 }
 
 #[test]
+fn a_kernel_counts_where_it_ended_however_long_it_ran() {
+    let mut test = Test::new();
+    test.launch(10, 501, 0);
+    let hour_ns = 3_600_000_000_000;
+    test.kernel(501, 100, hour_ns, hour_ns + 5);
+    let kernels = test.collector.settled().filter(|(key, _)| key.kind() == Kernel::KIND);
+    let one = Settled { written: 1, ..Settled::default() };
+    assert_eq!(kernels.collect::<Vec<_>>(), [(Key::new(hour_ns, NO_CPU, Kernel::KIND), one)]);
+}
+
+#[test]
 fn a_number_that_comes_again_is_the_last_call_s() {
     let mut test = Test::new();
     test.launch(10, 501, 0);
@@ -207,6 +224,59 @@ fn a_number_that_comes_again_is_the_last_call_s() {
     let (counts, sink) = test.end();
     assert_eq!(sink.events.kernel.correlation[0], sink.events.launch.correlation[1]);
     assert_eq!(counts.launches_without_kernel, 1);
+}
+
+#[test]
+fn the_number_of_a_call_that_was_lost_is_not_the_call_s_before() {
+    let mut test = Test::new();
+    // Neither is told of a number; the launch at 20 found no room in the ring buffer.
+    test.call("cuLaunchKernel", 10, [0x1234, 16, 1, 1, 128, 1], [1, 64, 0x77, 0, 0]);
+    test.correlated_since(501, 20 + 1);
+    test.launch(30, 502, 0);
+    test.call("cuLaunchKernel", 40, [0x1234, 16, 1, 1, 128, 1], [1, 64, 0x77, 0, 0]);
+    test.correlated_since(503, 20 + 1);
+    for id in [501, 502, 503] {
+        test.kernel(id, 100, 250, 1000);
+    }
+    let (counts, sink) = test.end();
+    let starts: std::collections::BTreeMap<u64, i64> =
+        sink.events.launch.rows().map(|row| (row.correlation, row.start_ns)).collect();
+    let launched: Vec<i64> =
+        sink.events.kernel.correlation.iter().map(|id| starts.get(id).copied().unwrap_or(0)).collect();
+    assert_eq!(launched, [30, 40, 0]);
+    assert_eq!((counts.kernels, counts.of_unknown_calls, counts.of_older_calls), (3, 1, 0));
+}
+
+#[test]
+fn what_is_told_of_a_process_that_is_not_known_is_lost_with_its_time_and_table() {
+    let mut test = Test::new();
+    let stranger = 8 << 32 | 8;
+    let ran = |kind, start_ns, end_ns| Ran { pid_tid: stranger, start_ns, end_ns, ..ran(kind, 501) };
+    let kernel =
+        |start_ns, end_ns| KernelRan { ran: ran(inside::KERNEL_RAN, start_ns, end_ns), ..KernelRan::default() };
+    let (early, late) = (kernel(100, 250), kernel(300, 1 << 34));
+    let copy = CopyRan { ran: ran(inside::COPY_RAN, 400, 410), ..CopyRan::default() };
+    let why = missing::DROPPED;
+    let missing = Missing { kind: inside::MISSING, why, pid_tid: stranger, since_ns: 5, until_ns: 9, count: 3 };
+    for record in [early.as_bytes(), late.as_bytes(), copy.as_bytes(), missing.as_bytes()] {
+        let Ok(notice) = test.collector.take_device(record, |_| None, 1000, &mut test.sink);
+        assert!(matches!(notice, None | Some(Notice::Unknown(8))), "{notice:?}");
+        let Ok(()) = test.collector.lose(record, &mut test.sink);
+    }
+    let mut settled: Vec<_> = test.collector.settled().collect();
+    settled.sort_by_key(|(key, _)| *key);
+    let one = Settled { lost: 1, ..Settled::default() };
+    let key = |time_ns, kind| Key::new(time_ns, NO_CPU, kind);
+    assert_eq!(
+        settled,
+        [(key(250, Kernel::KIND), one), (key(410, Memcpy::KIND), one), (key(1 << 34, Kernel::KIND), one)]
+    );
+    let Ok(()) = test.collector.sweep_device(2000, &mut test.sink);
+    let Ok(()) = test.collector.sweep_device(3000, &mut test.sink);
+    let (_, sink) = test.end();
+    let losses = sink.events.loss.rows().map(|row| (row.kind, row.count, row.start_ns, row.duration_ns));
+    let expected = [(0, 3, 5, 4), (Kernel::KIND, 2, 100, (1 << 34) - 100), (Memcpy::KIND, 1, 400, 10)];
+    assert_eq!(losses.collect::<Vec<_>>(), expected);
 }
 
 #[test]
