@@ -148,6 +148,9 @@ pub mod state {
     pub const QUIET: u32 = 6;
     /// It failed within itself; `detail` says how.
     pub const FAILED: u32 = 7;
+    /// It stopped, and left CUPTI's kinds of activity enabled: another client came later, and they may be its own.
+    /// `detail` is CUPTI's file.
+    pub const LEFT_ENABLED: u32 = 8;
 }
 
 /// What CUPTI or the driver took time for: `CUpti_ActivityOverheadKind`.

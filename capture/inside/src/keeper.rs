@@ -100,11 +100,12 @@ fn keep(guest: &Guest) {
         }
         if (is_gone || is_last) && !is_exit && guest::go_quiet() {
             let mut cupti = cupti();
-            if let Some(cupti) = cupti.take() {
-                cupti.end();
-            }
+            let left = cupti.take().and_then(Cupti::end);
             stack::stop();
-            say(guest.page, state::QUIET, 0, "the recorder is gone");
+            match left {
+                Some(file) => say(guest.page, state::LEFT_ENABLED, 0, &file.display().to_string()),
+                None => say(guest.page, state::QUIET, 0, "the recorder is gone"),
+            }
         }
         match recorder {
             Recorder::Lives => {}

@@ -278,7 +278,10 @@ impl Inside {
 
     /// Whether all processes have nothing more to tell.
     pub(super) fn are_quiet(&self) -> bool {
-        let is_quiet = |state| matches!(state, state::QUIET | state::FAILED | state::NO_CUPTI | state::OTHER_CLIENT);
+        let is_quiet = |state| {
+            use state::{FAILED, LEFT_ENABLED, NO_CUPTI, OTHER_CLIENT, QUIET};
+            matches!(state, QUIET | LEFT_ENABLED | FAILED | NO_CUPTI | OTHER_CLIENT)
+        };
         self.pages.values().all(|(page, _)| is_quiet(page.word().state))
     }
 
@@ -325,6 +328,7 @@ fn state_name(state: u32) -> &'static str {
         state::OTHER_CLIENT => "other_client",
         state::QUIET => "quiet",
         state::FAILED => "failed",
+        state::LEFT_ENABLED => "left_enabled",
         _ => "unknown",
     }
 }
@@ -340,6 +344,9 @@ fn in_words(word: &Word, options: &Options) -> Option<(String, bool)> {
         state::REFUSED if options.calls => (format!("not all of it is recorded: CUPTI answers {code}: {detail}"), true),
         state::REFUSED => (format!("{without}: CUPTI answers {code}: {detail}"), true),
         state::OTHER_CLIENT => (format!("{without}: another client of CUPTI is in the process: {detail}"), true),
+        state::LEFT_ENABLED => {
+            (format!("CUPTI {cupti_version}, {detail}; for another client that came later it stays on"), false)
+        }
         state::FAILED => (format!("{without}: the library inside failed: {detail}"), true),
         _ => return None,
     })
