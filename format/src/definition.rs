@@ -33,6 +33,8 @@ pub mod property {
     pub const PYTHON: &str = "python";
     /// Where a process's device times are from, as `CUPTI 130500, /path`, or why it has none.
     pub const DEVICE_TIME: &str = "device_time";
+    /// What a library inside of a process took of it: a JSON object.
+    pub const INSIDE_COST: &str = "inside_cost";
     /// A process's rank in a distributed job.
     pub const RANK: &str = "rank";
     /// How many ranks the job has.

@@ -10,6 +10,7 @@ use serde::Serialize;
 
 use super::blind_spots::{self, BlindSpot};
 use super::counts::write_not_kept;
+use super::inside_cost::{self, InsideCost};
 use super::load::{Loaded, Losses, load, open_tape};
 use super::recording::{self, KindTotals, Part};
 use super::{Outcome, audit, cpu_side, host_side, layout, note_host_only, note_losses, off_cpu, write_json};
@@ -73,6 +74,9 @@ struct Info<'a> {
     completeness: Option<&'a Completeness>,
     /// What its recorder cannot have seen.
     blind_spots: &'a [BlindSpot],
+    /// What a library inside of processes took of them.
+    #[serde(skip_serializing_if = "<[_]>::is_empty")]
+    inside_cost: &'a [InsideCost],
     /// What its recorder kept less of, to keep the cost down, and of what more again, in order.
     fidelity: &'a [String],
     audit: &'a Audit,
@@ -109,6 +113,7 @@ pub fn run(args: &Args) -> Result<Outcome> {
     let host_only = loaded.timeline.host_only;
     let completeness = args.selection.is_everything().then(|| loaded.completeness()).flatten();
     let blind_spots = blind_spots::of(&loaded.timeline.definitions);
+    let inside_cost = inside_cost::of(&loaded.timeline);
     let fidelity = fidelity(&loaded.timeline);
     let totals = recording::totals(&loaded.timeline);
     let events: usize = match as_totals {
@@ -126,6 +131,7 @@ pub fn run(args: &Args) -> Result<Outcome> {
         device_times: !host_only,
         completeness: completeness.as_ref(),
         blind_spots: &blind_spots,
+        inside_cost: &inside_cost,
         fidelity: &fidelity,
         audit: &audit,
         summary: &summary,
@@ -203,6 +209,7 @@ fn print(out: &mut impl Write, loaded: &Loaded, info: &Info<'_>, args: &Args) ->
     if let Some(layout) = &info.layout {
         layout::print(out, layout, info.file_bytes)?;
     }
+    inside_cost::print(out, info.inside_cost)?;
     blind_spots::print(out, info.blind_spots)?;
     if !info.fidelity.is_empty() {
         writeln!(out, "what was kept of each event, to keep the cost of recording under its limit:")?;

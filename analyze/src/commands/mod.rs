@@ -10,6 +10,7 @@ pub mod flamegraph;
 mod host_side;
 pub mod import;
 pub mod info;
+mod inside_cost;
 mod layout;
 pub mod load;
 mod off_cpu;

@@ -16,7 +16,7 @@ use ktape_ebpf::inside::state;
 use crate::cupti::{self, Cupti};
 use crate::files::Recorder;
 use crate::guest::{self, Guest};
-use crate::{files, rings, say, stack};
+use crate::{clock, files, rings, say, stack};
 
 /// The longest that a process that exits is kept waiting.
 const PATIENCE: Duration = Duration::from_secs(2);
@@ -84,6 +84,7 @@ fn keep(guest: &Guest) {
     }
     let period = Duration::from_millis(u64::from(guest.control.flush_ms.clamp(5, 1000)));
     let mut last_round = Instant::now();
+    let process_began_ns = clock::process_cpu_ns();
     loop {
         let is_exit = wait(period);
         let recorder = files::recorder(&guest.directory);
@@ -95,14 +96,16 @@ fn keep(guest: &Guest) {
                 last_round = Instant::now();
             }
             tell(cupti().as_ref(), is_round, is_last);
+            rings::cost_of_others().publish(guest.page, process_began_ns);
         }
         if (is_gone || is_last) && !is_exit && guest::go_quiet() {
             let mut cupti = cupti();
-            if let Some(cupti) = cupti.take() {
-                cupti.end();
-            }
+            let left = cupti.take().and_then(Cupti::end);
             stack::stop();
-            say(guest.page, state::QUIET, 0, "the recorder is gone");
+            match left {
+                Some(file) => say(guest.page, state::LEFT_ENABLED, 0, &file.display().to_string()),
+                None => say(guest.page, state::QUIET, 0, "the recorder is gone"),
+            }
         }
         match recorder {
             Recorder::Lives => {}

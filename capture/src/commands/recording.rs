@@ -12,6 +12,7 @@ use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 
 use super::Outcome;
 use super::segments::{Segments, is_directory};
+use crate::collect::inside::cost::Cost;
 use crate::collect::inside::device::DeviceCounts;
 use crate::collect::inside::ranges::RangeCounts;
 use crate::collect::nvml;
@@ -197,6 +198,22 @@ fn list(out: &mut impl io::Write, shown: &[impl std::fmt::Display], further: u64
     }
 }
 
+/// What the library inside of processes took of them, for a person.
+fn in_words(cost: &Cost) -> String {
+    let seconds = |ns: u64| format!("{:.3} s", ns as f64 / 1e9);
+    let says: u64 = cost.cupti_says_ns.values().sum();
+    format!(
+        "from inside: {} of the program's threads in the library ({:.2} % of the processes' CPU time, {:.0} ns a call), {} its own \
+         threads, {} CUPTI's; CUPTI says that it took {}",
+        seconds(cost.own_ns),
+        100.0 * cost.own_ns as f64 / cost.process_ns.max(1) as f64,
+        cost.own_ns as f64 / cost.own_calls.max(1) as f64,
+        seconds(cost.keeper_ns),
+        seconds(cost.cupti_threads_ns),
+        seconds(says),
+    )
+}
+
 /// Says what was recorded: to a program, to a person, or to nobody.
 pub(super) fn report_as(summary: &Summary, json: bool, quiet: bool) -> Result<()> {
     if json {
@@ -227,11 +244,7 @@ pub(super) fn report_as(summary: &Summary, json: bool, quiet: bool) -> Result<()
     let Spending { recorder_cpu_ns, probes_ns, hits, busiest_thread_share } = summary.spending;
     let of_time = |ns: u64| 100.0 * ns as f64 / summary.duration_ns.max(1) as f64;
     if summary.inside.is_some() && summary.probes == 0 {
-        writeln!(
-            out,
-            "cost: the recorder took {:.1} % of a processor; what the library takes of the program's threads is not measured",
-            of_time(recorder_cpu_ns),
-        )?;
+        writeln!(out, "cost: the recorder took {:.1} % of a processor", of_time(recorder_cpu_ns),)?;
     } else {
         writeln!(
             out,
@@ -242,6 +255,9 @@ pub(super) fn report_as(summary: &Summary, json: bool, quiet: bool) -> Result<()
             probes_ns as f64 / 1e3 / hits.max(1) as f64,
             100.0 * busiest_thread_share,
         )?;
+    }
+    if let Some(inside) = &summary.inside {
+        writeln!(out, "cost {}", in_words(&inside.cost))?;
     }
     list(&mut out, &summary.fidelity_changes, summary.further_fidelity_changes)?;
     if !summary.out_of_scope.is_empty() {

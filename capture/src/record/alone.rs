@@ -188,6 +188,7 @@ impl Alone {
         for pid in self.members.keys().copied().collect::<Vec<_>>() {
             self.lifecycle(pid, lifecycle_kind::DETACH, now_ns, 0)?;
         }
+        self.inside.tell_all_cost(&self.collector, &mut self.tape)?;
         self.note_blind_spots(child);
         self.collector.finish(&mut self.tape)?;
         let gpu_counters = self.end_gpu_counters()?;
@@ -352,6 +353,7 @@ impl Alone {
     fn rotate(&mut self) -> Result<()> {
         self.tell_account()?;
         self.tallies.tell_settled(&mut self.tape)?;
+        self.inside.tell_all_cost(&self.collector, &mut self.tape)?;
         let Output::Segments(segments) = &mut self.tape else { return Ok(()) };
         let collector = &self.collector;
         if segments.rotate(|kept| collector.kept(kept))? {
@@ -395,6 +397,7 @@ impl Alone {
             let status = if pid == child.id() { child.try_wait()? } else { None };
             let status = status.map_or(0, |status| i64::from(status.into_raw()));
             self.lifecycle(pid, lifecycle_kind::PROCESS_EXIT, monotonic_ns(), status)?;
+            self.inside.tell_cost([pid], &self.collector, &mut self.tape)?;
             self.collector.end_process(pid, &mut self.tape)?;
             self.inside.end_process(pid);
             self.members.remove(&pid);

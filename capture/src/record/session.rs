@@ -299,6 +299,9 @@ impl Session {
             self.lifecycle(pid, lifecycle_kind::DETACH, now_ns, 0)?;
             self.note_blind_spots_of(pid);
         }
+        if let Some(inside) = &self.inside {
+            inside.tell_all_cost(&self.collector, &mut self.tape)?;
+        }
         self.collector.finish(&mut self.tape)?;
         let counters = self.kernel.counters()?;
         let sampled = self.kernel.sample_counters()?;
@@ -567,6 +570,9 @@ impl Session {
         if matches!(self.tape, Output::Segments(_)) {
             // What is known by now is told where its rows are.
             self.settle_account()?;
+            if let Some(inside) = &self.inside {
+                inside.tell_all_cost(&self.collector, &mut self.tape)?;
+            }
         }
         let Output::Segments(segments) = &mut self.tape else { return Ok(()) };
         let collector = &self.collector;

@@ -10,8 +10,9 @@ mod scene;
 
 use std::collections::BTreeMap;
 
-use ktape_format::definition::{Function, KernelName, Shape, Stream};
+use ktape_format::definition::{Function, KernelName, Shape, Stream, property};
 use ktape_format::event::timing;
+use ktape_format::table::DefinitionKind;
 use ktape_format::{Contents, Table as _};
 use ktape_simcuda_truth::{CopyKind, DeviceKind, Truth};
 use scene::{Outcome, Scene};
@@ -198,6 +199,26 @@ fn nothing_is_missing_and_the_tape_proves_it() {
     for (kind, rows) in there {
         assert_eq!(told.get(&kind), Some(&[rows, rows, 0]), "table {kind}");
     }
+}
+
+#[test]
+fn what_recording_took_of_the_process_is_told_and_on_its_tape() {
+    let Some(scene) = Scene::new("cost") else { return };
+    let mut command = scene.command(&["--device-time", "cupti"], programs::WORK, &["1000"]);
+    let output = command.env("SIMCUPTI_OVERHEAD", "2").output().expect("capture starts");
+    let summary: serde_json::Value = serde_json::from_slice(&output.stdout).expect("a summary");
+    let cost = &summary["inside"]["cost"];
+    let number = |name: &str| cost[name].as_u64().expect("a number");
+    // An entry and a return of each, of which more is told than becomes a row: what only sets up.
+    assert!(number("own_calls") >= 2 * 7 * 1000, "{cost}");
+    assert!(number("own_ns") > 0 && number("keeper_ns") > 0 && number("process_ns") > number("own_ns"), "{cost}");
+    // 2000 kernels, a thousand words, each sort a hundred times: the third took 5000 ns each.
+    assert_eq!(cost["cupti_says_ns"]["resource"], 100 * 5000, "{cost}");
+    assert_eq!(cost["driver_says_ns"]["command buffer full"], 100 * 8000, "{cost}");
+    let tape = scene.tape();
+    let process = DefinitionKind::Process as u16;
+    let told = tape.definitions.property(process, 1, property::INSIDE_COST).expect("the cost");
+    assert_eq!(&serde_json::from_str::<serde_json::Value>(told).expect("JSON"), cost);
 }
 
 #[test]

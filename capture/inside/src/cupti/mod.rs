@@ -10,9 +10,11 @@
 //!   device times, or from outside.
 //! - Where only device times are wanted, nobody is kept out: the subscription that found out whether there is a client is given
 //!   back at once. A client that comes later registers its own buffers and gets what follows; what was not told is then counted as
-//!   launches without a kernel.
+//!   launches without a kernel. Kinds of activity are enabled for the whole process: at the end it is found out again whether there is
+//!   a client, and if so they stay enabled, and what is in its buffers is not forced out of them half done.
 
 use std::ffi::c_void;
+use std::path::Path;
 use std::sync::atomic::Ordering;
 
 use ktape_ebpf::inside::{device_time, state};
@@ -90,11 +92,23 @@ fn subscribe(guest: &'static Guest, library: &'static Library) -> Result<Cupti, 
 }
 
 impl Cupti {
-    /// Has what the device has done handed over; at the end also what is not complete.
+    /// Has what the device has done handed over; at the end also what is not complete, where nobody else may have records.
     pub(crate) fn flush(&self, is_last: bool) {
         if self.is_active {
-            activity::flush(self.library, is_last);
+            activity::flush(self.library, is_last && !self.has_other_client());
         }
+    }
+
+    /// Whether another client has come. Where this one is the subscriber there is none: a second is refused.
+    fn has_other_client(&self) -> bool {
+        self.subscriber.is_none()
+            && match self.library.subscribe(callback::called) {
+                Ok(subscriber) => {
+                    self.library.unsubscribe(subscriber);
+                    false
+                }
+                Err(refusal) => refusal.is_other_client(),
+            }
     }
 
     /// Tells what is missing, and how CUPTI's clock goes.
@@ -104,14 +118,17 @@ impl Cupti {
         }
     }
 
-    /// Switches everything off. `cuptiFinalize` is not called: it is only safe where no call is under way.
-    pub(crate) fn end(self) {
+    /// Switches everything off. `cuptiFinalize` is not called: it is only safe where no call is under way. Returns CUPTI's file where
+    /// another client has come, for which all stays as it is.
+    pub(crate) fn end(self) -> Option<&'static Path> {
+        let is_left = self.is_active && self.has_other_client();
         if let Some(subscriber) = self.subscriber {
             self.library.unsubscribe(subscriber);
         }
-        if self.is_active {
+        if self.is_active && !is_left {
             activity::end(self.library);
         }
+        is_left.then_some(&self.library.path)
     }
 }
 

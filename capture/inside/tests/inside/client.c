@@ -100,6 +100,24 @@ static void who(int signal)
         keeper_signals++;
 }
 
+/* What another client of CUPTI's does with its buffers. */
+static int (*next_record)(unsigned char *, size_t, void **);
+static long kernels;
+
+static void buffer_requested(unsigned char **buffer, size_t *bytes, size_t *records)
+{
+    *buffer = calloc(1, *bytes = 1 << 16);
+    *records = 0;
+}
+
+static void buffer_completed(void *context, unsigned stream, unsigned char *buffer, size_t bytes, size_t valid)
+{
+    void *record = NULL;
+    (void)context, (void)stream, (void)bytes;
+    while (!next_record(buffer, valid, &record))
+        kernels += *(unsigned *)record == 10;
+}
+
 int main(int arguments, char **argument)
 {
     const char *what = argument[1];
@@ -227,6 +245,34 @@ int main(int arguments, char **argument)
         printf("%d\n", subscribe(&subscriber, (void *)usleep, NULL));
         launches(count);
         check(cuCtxSynchronize(), "cuCtxSynchronize");
+    } else if (!strcmp(what, "later")) { /* another client of CUPTI's that comes later, and what it gets in so many milliseconds */
+        struct timeval start, now;
+        void *cupti, *subscriber;
+        long done = 0;
+        begin();
+        launches(100);
+        check(cuCtxSynchronize(), "cuCtxSynchronize");
+        cupti = dlopen("libcupti.so.12", RTLD_NOW);
+        int (*subscribe)(void **, void *, void *), (*enable)(unsigned), (*flush)(unsigned), (*registers)(void *, void *);
+        *(void **)&subscribe = dlsym(cupti, "cuptiSubscribe");
+        *(void **)&registers = dlsym(cupti, "cuptiActivityRegisterCallbacks");
+        *(void **)&enable = dlsym(cupti, "cuptiActivityEnable");
+        *(void **)&flush = dlsym(cupti, "cuptiActivityFlushAll");
+        *(void **)&next_record = dlsym(cupti, "cuptiActivityGetNextRecord");
+        check(subscribe(&subscriber, (void *)usleep, NULL), "cuptiSubscribe");
+        check(flush(0), "cuptiActivityFlushAll");
+        check(registers((void *)buffer_requested, (void *)buffer_completed), "cuptiActivityRegisterCallbacks");
+        check(enable(10), "cuptiActivityEnable");
+        gettimeofday(&start, NULL);
+        do {
+            launches(10);
+            done += 10;
+            check(cuCtxSynchronize(), "cuCtxSynchronize");
+            usleep(1000);
+            gettimeofday(&now, NULL);
+        } while ((now.tv_sec - start.tv_sec) * 1000 + (now.tv_usec - start.tv_usec) / 1000 < count);
+        check(flush(0), "cuptiActivityFlushAll");
+        printf("%ld %ld\n", done, kernels);
     } else if (!strcmp(what, "closed")) { /* descriptors that are closed and reused, as daemons do it */
         begin();
         launches(1);

@@ -54,6 +54,18 @@ pub(crate) struct Page {
     pub(crate) code: u32,
     pub(crate) cupti_version: u32,
     pub(crate) detail: String,
+    pub(crate) cost: Cost,
+}
+
+/// What the library says that it took.
+#[derive(Debug, PartialEq)]
+pub(crate) struct Cost {
+    pub(crate) own_ns: u64,
+    pub(crate) own_calls: u64,
+    pub(crate) keeper_ns: u64,
+    pub(crate) cupti_threads_ns: u64,
+    pub(crate) process_ns: u64,
+    pub(crate) overhead_ns: Vec<u64>,
 }
 
 fn map(path: &Path) -> *mut u8 {
@@ -193,6 +205,14 @@ impl Recorder {
                 code: page.code.load(Ordering::Relaxed),
                 cupti_version: page.cupti_version.load(Ordering::Relaxed),
                 detail: detail.to_string_lossy().into_owned(),
+                cost: Cost {
+                    own_ns: page.own_ns.load(Ordering::Relaxed),
+                    own_calls: page.own_calls.load(Ordering::Relaxed),
+                    keeper_ns: page.keeper_ns.load(Ordering::Relaxed),
+                    cupti_threads_ns: page.cupti_threads_ns.load(Ordering::Relaxed),
+                    process_ns: page.process_ns.load(Ordering::Relaxed),
+                    overhead_ns: page.overhead_ns.iter().map(|sum| sum.load(Ordering::Relaxed)).collect(),
+                },
             }
         });
         pages.collect()

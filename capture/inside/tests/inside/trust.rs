@@ -249,6 +249,28 @@ fn a_profiler_that_comes_later_is_kept_out_only_where_calls_are_told() {
     }
 }
 
+/// One that comes where only device times are wanted has its own buffers, and goes on when the recorder ends.
+#[test]
+fn a_client_that_came_later_keeps_its_records_when_the_recorder_ends() {
+    let mut recorder = Recorder::new(|control| control.calls = 0);
+    let Some(mut command) = client(&["later", "1000"]) else { return };
+    let mut began = None;
+    let output = recorder.run_with(&mut command, |recorder, _| {
+        let began = began.get_or_insert_with(Instant::now);
+        if began.elapsed() > Duration::from_millis(500) {
+            recorder.control().ended.store(1, Ordering::Release);
+        }
+    });
+    assert_ended_well(&output);
+    let said = String::from_utf8_lossy(&output.stdout).into_owned();
+    let numbers: Vec<u64> = said.split_whitespace().map(|number| number.parse().unwrap()).collect();
+    assert!(numbers[0] > 500 && numbers[0] == numbers[1], "launches and kernels of the other: {said}");
+    assert_eq!(recorder.told.kernels.len(), 100, "those before it came");
+    let page = &recorder.pages()[0];
+    assert_eq!(page.state, state::LEFT_ENABLED, "{page:?}");
+    assert!(page.detail.contains("libcupti.so.12"), "{page:?}");
+}
+
 #[test]
 fn a_process_that_exits_is_not_kept_for_long_by_what_never_completes() {
     let mut recorder = Recorder::new(|_| {});

@@ -3,6 +3,7 @@
 //! `rings.rs` finds the rings and hands out their records in the order in which things happened. Calls are the same records as those
 //! of the eBPF programs, and [`Collector`](super::events::Collector) takes them; what the device did meets its call in `device.rs`.
 
+pub mod cost;
 pub mod device;
 pub mod mapping;
 pub mod pages;

@@ -9,6 +9,7 @@ use std::sync::atomic::{Ordering, fence};
 use ktape_ebpf::inside::{LAYOUT, MAGIC, ProcessPage};
 use ktape_ebpf::python::Interpreter;
 
+use super::cost::Cost;
 use super::mapping::Mapping;
 
 /// A process's page.
@@ -87,6 +88,17 @@ impl Page {
             cupti_version: page.cupti_version.load(Ordering::Relaxed),
             detail: String::from_utf8_lossy(&bytes).into_owned(),
         }
+    }
+
+    /// What the library takes of it by now.
+    pub fn cost(&self) -> Cost {
+        let page = self.page();
+        let [own_ns, own_calls, keeper_ns, cupti_threads_ns, process_ns] =
+            [&page.own_ns, &page.own_calls, &page.keeper_ns, &page.cupti_threads_ns, &page.process_ns]
+                .map(|word| word.load(Ordering::Relaxed));
+        let overhead_ns = std::array::from_fn(|index| page.overhead_ns[index].load(Ordering::Relaxed));
+        Cost { own_ns, own_calls, keeper_ns, cupti_threads_ns, process_ns, ..Cost::default() }
+            .with_overheads(overhead_ns)
     }
 
     /// Tells the process its Python, or, with an empty one, that its stacks are not to be walked.

@@ -16,13 +16,16 @@ use anyhow::{Result, ensure};
 use ktape_ebpf::inside::{DIRECTORY_VARIABLE, state};
 use ktape_ebpf::python::Interpreter;
 use ktape_ebpf::wire::tally::Slot;
-use ktape_format::TapeError;
+use ktape_format::definition::property;
+use ktape_format::table::DefinitionKind;
+use ktape_format::{Sink as _, TapeError};
 use rustc_hash::FxHashMap;
 use serde::Serialize;
 
 pub use self::library::{can_load, find as find_library};
 use super::output::Output;
 use crate::collect::events::{Collector, Notice};
+use crate::collect::inside::cost::Cost;
 use crate::collect::inside::device::DeviceCounts;
 use crate::collect::inside::pages::{Page, Word};
 use crate::collect::inside::ranges::RangeCounts;
@@ -91,6 +94,8 @@ pub struct Summary {
     pub lost: u64,
     /// Records that made no sense.
     pub strange: u64,
+    /// What the library and CUPTI took of the processes.
+    pub cost: Cost,
 }
 
 /// The inside collector of a recording.
@@ -102,6 +107,10 @@ pub(super) struct Inside {
     pages: FxHashMap<u32, (Page, Word)>,
     processes: u64,
     states: BTreeMap<String, u64>,
+    /// What was taken of processes that have ended.
+    cost: Cost,
+    /// And of programs that processes ran before those that they run now.
+    earlier: FxHashMap<u32, Cost>,
     files: u64,
     looked: Instant,
     /// Goes last.
@@ -119,6 +128,8 @@ impl Inside {
             pages: FxHashMap::default(),
             processes: 0,
             states: BTreeMap::new(),
+            cost: Cost::default(),
+            earlier: FxHashMap::default(),
             files: 0,
             looked: Instant::now(),
             directory,
@@ -157,8 +168,45 @@ impl Inside {
         troubles.extend(found.troubles);
         let pids: Vec<u32> = found.pages.iter().map(Page::pid).collect();
         self.processes += pids.len() as u64;
-        self.pages.extend(found.pages.into_iter().map(|page| (page.pid(), (page, Word::default()))));
+        for page in found.pages {
+            if let Some((before, _)) = self.pages.insert(page.pid(), (page, Word::default())) {
+                *self.earlier.entry(before.pid()).or_default() += before.cost();
+            }
+        }
         pids
+    }
+
+    /// What was taken of a process by now.
+    fn cost_of(&self, pid: u32) -> Cost {
+        let mut cost = self.earlier.get(&pid).cloned().unwrap_or_default();
+        if let Some((page, _)) = self.pages.get(&pid) {
+            cost += page.cost();
+        }
+        cost
+    }
+
+    /// Writes what was taken of processes by now: the last word counts.
+    pub(super) fn tell_cost(
+        &self,
+        pids: impl IntoIterator<Item = u32>,
+        collector: &Collector,
+        tape: &mut Output,
+    ) -> Result<()> {
+        for pid in pids.into_iter().filter(|pid| self.pages.contains_key(pid)) {
+            let (process, cost) = (collector.process_id(pid), self.cost_of(pid));
+            if process != 0 && cost != Cost::default() {
+                let text = serde_json::to_string(&cost)?;
+                tape.property(DefinitionKind::Process as u16, process, property::INSIDE_COST, &text)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Writes it of all processes.
+    pub(super) fn tell_all_cost(&self, collector: &Collector, tape: &mut Output) -> Result<()> {
+        let mut pids: Vec<u32> = self.pages.keys().copied().collect();
+        pids.sort_unstable();
+        self.tell_cost(pids, collector, tape)
     }
 
     /// What processes say of themselves that they had not said before.
@@ -234,13 +282,18 @@ impl Inside {
 
     /// Whether all processes have nothing more to tell.
     pub(super) fn are_quiet(&self) -> bool {
-        let is_quiet = |state| matches!(state, state::QUIET | state::FAILED | state::NO_CUPTI | state::OTHER_CLIENT);
+        let is_quiet = |state| {
+            use state::{FAILED, LEFT_ENABLED, NO_CUPTI, OTHER_CLIENT, QUIET};
+            matches!(state, QUIET | LEFT_ENABLED | FAILED | NO_CUPTI | OTHER_CLIENT)
+        };
         self.pages.values().all(|(page, _)| is_quiet(page.word().state))
     }
 
     /// A process has ended, and what it told has been read.
     pub(super) fn end_process(&mut self, pid: u32) {
         self.rings.remove_read(Some(pid));
+        self.cost += self.cost_of(pid);
+        self.earlier.remove(&pid);
         if let Some((page, word)) = self.pages.remove(&pid) {
             *self.states.entry(state_name(word.state).to_owned()).or_default() += 1;
             page.remove();
@@ -260,7 +313,7 @@ impl Inside {
         let counted = self.counted();
         let lost = NO_CALLS.iter().map(|&table| counted.lost[table as usize]).sum();
         let (processes, states, strange) = (self.processes, self.states.clone(), self.rings.strange());
-        Summary { processes, states, counts, named, lost, strange }
+        Summary { processes, states, counts, named, lost, strange, cost: self.cost.clone() }
     }
 }
 
@@ -279,6 +332,7 @@ fn state_name(state: u32) -> &'static str {
         state::OTHER_CLIENT => "other_client",
         state::QUIET => "quiet",
         state::FAILED => "failed",
+        state::LEFT_ENABLED => "left_enabled",
         _ => "unknown",
     }
 }
@@ -294,6 +348,9 @@ fn in_words(word: &Word, options: &Options) -> Option<(String, bool)> {
         state::REFUSED if options.calls => (format!("not all of it is recorded: CUPTI answers {code}: {detail}"), true),
         state::REFUSED => (format!("{without}: CUPTI answers {code}: {detail}"), true),
         state::OTHER_CLIENT => (format!("{without}: another client of CUPTI is in the process: {detail}"), true),
+        state::LEFT_ENABLED => {
+            (format!("CUPTI {cupti_version}, {detail}; for another client that came later it stays on"), false)
+        }
         state::FAILED => (format!("{without}: the library inside failed: {detail}"), true),
         _ => return None,
     })
