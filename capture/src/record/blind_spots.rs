@@ -57,6 +57,8 @@ pub enum Kind {
     WithoutCall,
     /// Launches without their kernel.
     WithoutKernel,
+    /// Work of the device that ended after the next of its stream had begun.
+    Overlapping,
 }
 
 /// What a recording cannot have seen.
@@ -251,7 +253,22 @@ pub(super) fn of_collector(collector: &Collector) -> impl Iterator<Item = BlindS
             device.launches_without_kernel,
             "launches that CUPTI did not tell a kernel of: it dropped that, it was lost, or the launch was refused",
         ),
+        (
+            Kind::WithoutKernel,
+            device.graph_launches_cut_off,
+            "launches of graphs whose process ended before CUPTI told of their work",
+        ),
+        (
+            Kind::WithoutKernel,
+            device.graph_launches_without_work,
+            "launches of graphs of which CUPTI told nothing, though they have kernels, copies or memsets",
+        ),
         (Kind::WithoutTime, device.copies_without_time, "copies and memsets that CUPTI did not tell of"),
+        (
+            Kind::Overlapping,
+            device.overlapping,
+            "kernels, copies and memsets that by CUPTI's word ended after the next of their stream had begun",
+        ),
     ]
     .into_iter()
     .filter(|(_, count, _)| *count > 0)

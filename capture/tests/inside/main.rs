@@ -222,6 +222,27 @@ fn what_recording_took_of_the_process_is_told_and_on_its_tape() {
 }
 
 #[test]
+fn work_that_runs_past_its_successor_is_on_the_tape_as_it_is_and_counted() {
+    let Some(scene) = Scene::new("overlapping") else { return };
+    let mut command = scene.command(&["--device-time", "cupti"], programs::WORK, &["500"]);
+    let output = command.env("SIMCUPTI_OVERRUN", "10").output().expect("capture starts");
+    let summary: serde_json::Value = serde_json::from_slice(&output.stdout).expect("a summary");
+    let events = scene.tape().events;
+    let kernels = events.kernel.rows().map(|row| (row.stream, row.start_ns, row.duration_ns));
+    let copies = events.memcpy.rows().map(|row| (row.stream, row.start_ns, row.duration_ns));
+    let sets = events.memset.rows().map(|row| (row.stream, row.start_ns, row.duration_ns));
+    let mut rows: Vec<_> = kernels.chain(copies).chain(sets).collect();
+    rows.sort_unstable();
+    let is_past = |pair: &&[(u32, i64, u64)]| pair[0].0 == pair[1].0 && pair[0].1 + pair[0].2 as i64 > pair[1].1;
+    let past = rows.windows(2).filter(is_past).count();
+    // Of a hundred that end late, the last of its stream may have none behind it.
+    assert!((90..=100).contains(&past), "{past}");
+    assert_eq!(summary["inside"]["overlapping"], past, "{summary}");
+    let spots = summary["blind_spots"].as_array().expect("a list");
+    assert!(spots.iter().any(|spot| spot["kind"] == "overlapping" && spot["count"] == past), "{summary}");
+}
+
+#[test]
 fn what_a_killed_process_did_is_on_the_tape_as_far_as_it_was_told() {
     let Some(scene) = Scene::new("killed") else { return };
     let Outcome { summary, .. } = scene.run_until(137, &["--device-time", "cupti"], programs::KILLED, &["2000"]);
@@ -256,6 +277,30 @@ fn nodes_of_a_graph_have_their_own_times_and_their_launch() {
     let of_graph: Vec<_> = tape.events.kernel.rows().filter(|row| row.graph == graph).collect();
     assert_eq!(of_graph.len(), 40);
     assert!(of_graph.iter().all(|row| row.graph_node != 0));
+}
+
+#[test]
+fn launches_of_graphs_of_which_the_device_told_nothing_are_counted_but_not_of_empty_ones() {
+    let Some(scene) = Scene::new("graphs untold") else { return };
+    for (drop_buffers, untold) in [("0", 0), ("1", 20)] {
+        let mut command = scene.command(&["--device-time", "cupti"], programs::FULL_AND_EMPTY_GRAPHS, &["20"]);
+        let output = command.env("SIMCUPTI_DROP_BUFFERS", drop_buffers).output().expect("capture starts");
+        let summary: serde_json::Value = serde_json::from_slice(&output.stdout).expect("a summary");
+        assert_eq!(scene.tape().events.graph_launch.len(), 40);
+        let inside = &summary["inside"];
+        assert_eq!(
+            (&inside["kernels"], &inside["graph_launches_cut_off"]),
+            (&(20 - untold).into(), &untold.into()),
+            "{inside}"
+        );
+        let spots = summary["blind_spots"].as_array().expect("a list");
+        assert_eq!(
+            spots.iter().filter(|spot| spot["kind"] == "without_kernel").count(),
+            (untold / 20) as usize,
+            "{summary}"
+        );
+        std::fs::remove_file(scene.path("run.ktape")).expect("it is there");
+    }
 }
 
 #[test]

@@ -67,6 +67,22 @@ check(cu.cuCtxSynchronize())
 "#
 );
 
+/// A graph of one kernel, and one that is empty, launched as often as the argument says.
+pub(crate) const FULL_AND_EMPTY_GRAPHS: &str = with_driver!(
+    r#"
+def graph_of(capture):
+    check(cu.cuStreamBeginCapture_v2(first, 0))
+    capture()
+    graph = handle(lambda out: cu.cuStreamEndCapture(first, out))
+    return handle(cu.cuGraphInstantiateWithFlags, graph, ctypes.c_uint64(0))
+full, empty = graph_of(lambda: check(launch(gemm, 16, first))), graph_of(lambda: None)
+for index in range(int(sys.argv[1])):
+    check(cu.cuGraphLaunch(full, first))
+    check(cu.cuGraphLaunch(empty, first))
+check(cu.cuCtxSynchronize())
+"#
+);
+
 /// A graph of two kernels and a memset, launched as often as the argument says.
 pub(crate) const GRAPHS: &str = with_driver!(
     r#"

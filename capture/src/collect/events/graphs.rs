@@ -247,7 +247,7 @@ impl Change {
 }
 
 /// The graphs of a process.
-pub(super) struct Graphs {
+pub(in super::super) struct Graphs {
     process: u32,
     graphs: FxHashMap<u64, Built>,
     execs: FxHashMap<u64, Exec>,
@@ -259,6 +259,8 @@ pub(super) struct Graphs {
     defined: FxHashMap<u64, u32>,
     earlier: u32,
     rows: u64,
+    /// Definitions of graphs that are known to have the device do something.
+    working: FxHashSet<u32>,
     /// Graphs and executable graphs that were made or changed since losses were looked for.
     changed: (FxHashSet<u64>, FxHashSet<u64>),
     untold: Untold,
@@ -290,6 +292,7 @@ impl Graphs {
             defined: FxHashMap::default(),
             earlier: 0,
             rows: 0,
+            working: FxHashSet::default(),
             changed: Default::default(),
             untold: Untold::default(),
             misses_launches: false,
@@ -311,6 +314,17 @@ impl Graphs {
     /// Another tape begins.
     pub(super) fn begin_tape(&mut self) {
         self.rows = 0;
+        // Of those that can be launched still.
+        let mut working = std::mem::take(&mut self.working);
+        let mut kept = FxHashSet::default();
+        self.name_kept(&mut |kind, id| _ = (kind == DefinitionKind::Graph).then(|| kept.insert(id)));
+        working.retain(|id| kept.contains(id));
+        self.working = working;
+    }
+
+    /// Whether a graph, by its definition, is known to have the device do something: it may be empty, or call the host only.
+    pub(in super::super) fn has_work(&self, graph: u32) -> bool {
+        self.working.contains(&graph)
     }
 
     /// How many graphs a handle has had on the tape, or more, before the one that is counted here.
@@ -385,9 +399,18 @@ impl Graphs {
         if is_too_much {
             rows.push(GraphNode { kind: node_kind::UNKNOWN, ..GraphNode::default() });
         }
+        let is_work = |row: &GraphNode| match row.kind {
+            node_kind::KERNEL | node_kind::MEMCPY | node_kind::MEMSET => true,
+            node_kind::GRAPH => self.working.contains(&row.child),
+            _ => false,
+        };
+        let has_work = rows.iter().any(is_work);
         self.rows += rows.len() as u64;
         let earlier = self.earlier(native);
         let graph = sink.define(Graph { process: self.process, native, earlier })?;
+        if has_work {
+            self.working.insert(graph);
+        }
         for row in rows {
             sink.define(GraphNode { graph, ..row })?;
         }

@@ -14,7 +14,7 @@ mod capturing;
 mod collectives;
 mod copies;
 mod gaps;
-mod graphs;
+pub(in super::super::collect) mod graphs;
 mod kept;
 pub(in super::super::collect) mod kernels;
 mod lifecycle;

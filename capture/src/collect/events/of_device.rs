@@ -70,11 +70,12 @@ impl Teller<'_> {
     }
 
     pub(super) fn with_device<T>(&mut self, action: impl FnOnce(&mut Device, &mut Around<'_>) -> T) -> T {
-        let Objects { device, context_of, .. } = &mut *self.objects;
+        let Objects { device, context_of, graphs, .. } = &mut *self.objects;
         let mut around = Around {
             process: self.process,
             kernels: self.kernels,
             contexts: context_of,
+            graphs,
             account: self.account,
             counts: self.counts,
         };

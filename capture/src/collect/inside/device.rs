@@ -26,7 +26,9 @@ use serde::Serialize;
 
 use super::super::events::Key;
 use super::super::events::account::{Account, give};
+use super::super::events::graphs::Graphs;
 use super::super::events::kernels::Kernels;
+use super::order::Order;
 
 /// Calls that wait for what the device did for them, at most.
 const MOST_CALLS: usize = 1 << 20;
@@ -56,10 +58,17 @@ pub struct DeviceCounts {
     pub launches_cut_off: u64,
     /// Launches that the device told nothing of, for another reason: CUPTI dropped it, or it was lost.
     pub launches_without_kernel: u64,
+    /// Launches of graphs that the device told nothing of, although kernels, copies or memsets of theirs are known, of processes that
+    /// ended.
+    pub graph_launches_cut_off: u64,
+    /// And for another reason.
+    pub graph_launches_without_work: u64,
     /// Copies and memsets likewise: they are on the tape, without a time of the device.
     pub copies_without_time: u64,
     /// Records that CUPTI dropped, or that could not be read.
     pub missing: u64,
+    /// Kernels, copies and memsets that ended after the next of their stream had begun. They are on the tape as they were told.
+    pub overlapping: u64,
 }
 
 /// What a call has the device do.
@@ -139,6 +148,7 @@ pub(in super::super) struct Around<'a> {
     pub(in super::super) kernels: &'a mut Kernels,
     /// The context of each stream, by their definitions.
     pub(in super::super) contexts: &'a FxHashMap<u32, u32>,
+    pub(in super::super) graphs: &'a Graphs,
     pub(in super::super) account: &'a mut Account,
     pub(in super::super) counts: &'a mut DeviceCounts,
 }
@@ -148,7 +158,7 @@ pub(in super::super) struct Around<'a> {
 pub(in super::super) struct Device {
     calls: FxHashMap<u32, Waiting>,
     /// Their numbers in the order that they came in, with the serial that tells whether it is still that call.
-    order: VecDeque<(u32, u64)>,
+    called_order: VecDeque<(u32, u64)>,
     serials: u64,
     /// The first number that was told, whether its call is known or not.
     first: Option<u32>,
@@ -159,6 +169,8 @@ pub(in super::super) struct Device {
     streams: FxHashMap<(u32, u32), u32>,
     /// And of contexts.
     contexts: FxHashMap<u32, u32>,
+    /// Whether the work of each stream ran in its order.
+    order: Order,
 }
 
 impl Device {
@@ -191,7 +203,7 @@ impl Device {
     ) -> Result<(), S::Error> {
         self.serials += 1;
         let waiting = Waiting { serial: self.serials, called, ran: 0, work: Vec::new(), ahead: 0 };
-        self.order.push_back((id, self.serials));
+        self.called_order.push_back((id, self.serials));
         if let Some(before) = self.calls.insert(id, waiting) {
             give_up(before, false, around, sink)?;
         }
@@ -200,9 +212,9 @@ impl Device {
         }
         // Whose call is gone needs no place in the row.
         let is_over = |(id, serial): &mut (u32, u64)| self.calls.get(id).is_none_or(|call| call.serial != *serial);
-        while self.order.pop_front_if(is_over).is_some() {}
-        if self.order.len() > MOST_CALLS
-            && let Some((id, serial)) = self.order.pop_front()
+        while self.called_order.pop_front_if(is_over).is_some() {}
+        if self.called_order.len() > MOST_CALLS
+            && let Some((id, serial)) = self.called_order.pop_front()
             && self.calls.get(&id).is_some_and(|call| call.serial == serial)
             && let Some(waiting) = self.calls.remove(&id)
         {
@@ -283,6 +295,7 @@ impl Device {
         around: &mut Around<'_>,
         sink: &mut S,
     ) -> Result<(), S::Error> {
+        around.counts.overlapping += self.order.settle(now_ns.saturating_sub(WAITS_NS));
         self.give_up_early(now_ns, false, around, sink)
     }
 
@@ -294,6 +307,7 @@ impl Device {
         sink: &mut S,
     ) -> Result<(), S::Error> {
         self.give_up_early(u64::MAX, false, around, sink)?;
+        around.counts.overlapping += self.order.finish();
         let mut left: Vec<Waiting> = self.calls.drain().map(|(_, waiting)| waiting).collect();
         left.sort_unstable_by_key(|waiting| waiting.serial);
         left.into_iter().try_for_each(|waiting| give_up(waiting, has_ended, around, sink))
@@ -343,6 +357,10 @@ impl Device {
         let duration_ns = if has_time { ran.end_ns - ran.start_ns } else { 0 };
         let timing = if has_time { timing::MEASURED } else { timing::ABSENT };
         around.counts.without_time += u64::from(!has_time);
+        // Nodes of a graph have an order of their own.
+        if has_time && (ran.graph, ran.graph_node) == (0, 0) {
+            around.counts.overlapping += self.order.add((ran.context, ran.stream), (ran.start_ns, ran.end_ns));
+        }
         if called.is_none() {
             // As far apart as half of all numbers: the number may have come round.
             let is_older = self.first.is_none_or(|first| ran.correlation.wrapping_sub(first) > u32::MAX / 2);
@@ -504,10 +522,19 @@ fn write_work<S: Sink>(work: Work, around: &mut Around<'_>, sink: &mut S) -> Res
 
 /// Ends the waiting of a call: `has_ended` says whether its process has.
 fn give_up<S: Sink>(waiting: Waiting, has_ended: bool, around: &mut Around<'_>, sink: &mut S) -> Result<(), S::Error> {
-    let is_missing = waiting.ran == 0 && matches!(waiting.called.what, What::Launch { .. });
     let counts = &mut *around.counts;
-    *(if has_ended { &mut counts.launches_cut_off } else { &mut counts.launches_without_kernel }) +=
-        u64::from(is_missing);
+    let missing = match (waiting.called.what, has_ended) {
+        _ if waiting.ran > 0 => None,
+        (What::Launch { .. }, true) => Some(&mut counts.launches_cut_off),
+        (What::Launch { .. }, false) => Some(&mut counts.launches_without_kernel),
+        (What::Graph(graph), _) if !around.graphs.has_work(graph) => None,
+        (What::Graph(_), true) => Some(&mut counts.graph_launches_cut_off),
+        (What::Graph(_), false) => Some(&mut counts.graph_launches_without_work),
+        _ => None,
+    };
+    if let Some(count) = missing {
+        *count += 1;
+    }
     counts.copies_without_time += waiting.work.len() as u64;
     waiting.work.into_iter().try_for_each(|work| write_work(work, around, sink))
 }

@@ -6,6 +6,7 @@
 pub mod cost;
 pub mod device;
 pub mod mapping;
+mod order;
 pub mod pages;
 pub mod ranges;
 pub mod rings;

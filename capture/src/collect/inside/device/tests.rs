@@ -280,6 +280,30 @@ fn what_is_told_of_a_process_that_is_not_known_is_lost_with_its_time_and_table()
 }
 
 #[test]
+fn work_of_a_stream_that_runs_past_its_successor_is_counted_and_kept_as_it_is() {
+    let mut test = Test::new();
+    for (id, start_ns, end_ns) in [(501, 100, 250), (502, 200, 300), (503, 300, 350)] {
+        test.launch(u64::from(id) - 500, id, 0);
+        test.kernel(id, start_ns, end_ns, 1000);
+    }
+    // In another stream, and a node of a graph.
+    test.copy(900, 210, 64);
+    let ran = Ran {
+        start_ns: 310,
+        end_ns: 990,
+        stream: 13,
+        context: 1,
+        graph: 3,
+        graph_node: 5,
+        ..ran(inside::KERNEL_RAN, 901)
+    };
+    test.device(KernelRan { ran, name: 1, ..KernelRan::default() }.as_bytes(), 1000);
+    let (counts, sink) = test.end();
+    assert_eq!(counts.overlapping, 1);
+    assert_eq!(sink.events.kernel.duration_ns[..3], [150, 100, 50]);
+}
+
+#[test]
 fn what_cupti_dropped_is_a_loss() {
     let mut test = Test::new();
     let (kind, why) = (inside::MISSING, missing::DROPPED);
