@@ -30,7 +30,7 @@ pub const RING_SUFFIX: &str = ".ring";
 /// The first word of every file.
 pub const MAGIC: u64 = u64::from_le_bytes(*b"ktapeins");
 /// Raised with every change of what stands here: a library and a recorder of different layouts have nothing to say to each other.
-pub const LAYOUT: u32 = 2;
+pub const LAYOUT: u32 = 3;
 
 /// Where the device's times come from.
 pub mod device_time {
@@ -115,6 +115,18 @@ pub struct ProcessPage {
     pub interpreter: core::cell::UnsafeCell<Interpreter>,
     /// What the state is about, with a zero at its end: CUPTI's file, or in words what failed.
     pub detail: core::cell::UnsafeCell<[u8; 1024]>,
+    /// How long the program's threads have been in the library by now, as a sample of their calls says.
+    pub own_ns: AtomicU64,
+    /// How many calls these were: two for each of the driver's functions, where its return is told too.
+    pub own_calls: AtomicU64,
+    /// CPU time of the library's own thread.
+    pub keeper_ns: AtomicU64,
+    /// CPU time of the threads by which CUPTI hands over its buffers.
+    pub cupti_threads_ns: AtomicU64,
+    /// CPU time of the whole process since the library came: what the others are a share of.
+    pub process_ns: AtomicU64,
+    /// What CUPTI says of itself, by [`overhead`].
+    pub overhead_ns: [AtomicU64; overhead::NAMES.len()],
 }
 
 // SAFETY: who writes the cells when is said by the words before them.
@@ -136,6 +148,37 @@ pub mod state {
     pub const QUIET: u32 = 6;
     /// It failed within itself; `detail` says how.
     pub const FAILED: u32 = 7;
+}
+
+/// What CUPTI or the driver took time for: `CUpti_ActivityOverheadKind`.
+pub mod overhead {
+    /// What they are called, by [`index`].
+    pub const NAMES: [&str; 10] = [
+        "other",
+        "driver compiler",
+        "buffer flush",
+        "instrumentation",
+        "resource",
+        "module loading",
+        "lazy function loading",
+        "command buffer full",
+        "buffer request",
+        "UVM activity init",
+    ];
+
+    /// The place of one of CUPTI's numbers. These count in the upper half, but for the driver's compiler, which is 1.
+    pub const fn index(kind: u32) -> usize {
+        match kind {
+            1 => 1,
+            _ if kind & 0xffff == 0 && kind >> 16 < NAMES.len() as u32 - 1 && kind != 0 => (kind >> 16) as usize + 1,
+            _ => 0,
+        }
+    }
+
+    /// Whether it is what the driver does without CUPTI too.
+    pub const fn is_of_driver(index: usize) -> bool {
+        matches!(index, 1 | 5 | 6 | 7)
+    }
 }
 
 /// Kinds of records that only the library makes.
