@@ -46,7 +46,7 @@ use ktape_format::event;
 use ktape_format::table::DefinitionKind;
 use rustc_hash::FxHashMap;
 
-use super::inside::device::{DeviceCounts, Work};
+use super::inside::device::{DeviceCounts, Work, device};
 use super::inside::ranges::{RangeCounts, Ranges};
 use crate::probes::functions::Probed;
 use crate::target::libraries::FileId;
@@ -484,12 +484,16 @@ impl Collector {
             }
             inside::kind::CLOCKS => {
                 if let Some(clocks) = Clocks::read(record) {
+                    let (clock, device) = match clocks.device.checked_sub(1) {
+                        Some(index) => (event::clock_kind::DEVICE, sink.define(device(index))?),
+                        None => (event::clock_kind::CUPTI, 0),
+                    };
                     sink.event(event::ClockPair {
                         start_ns: clocks.monotonic_ns as i64,
-                        clock: event::clock_kind::CUPTI,
-                        value_ns: clocks.cupti_ns as i64,
+                        clock,
+                        value_ns: clocks.other_ns as i64,
                         uncertainty_ns: clocks.uncertainty_ns,
-                        device: 0,
+                        device,
                     })?;
                 }
             }

@@ -479,7 +479,8 @@ fn correlation(work: &Work) -> u64 {
     }
 }
 
-fn device(index: u32) -> definition::Device {
+/// A device of NVIDIA's, by its number.
+pub(in super::super) fn device(index: u32) -> definition::Device {
     definition::Device { process: 0, index, vendor: vendor::NVIDIA, uuid: 0 }
 }
 
