@@ -154,6 +154,8 @@ pub mod state {
     pub const QUIET: u32 = 6;
     /// It failed within itself; `detail` says how.
     pub const FAILED: u32 = 7;
+    /// CUDA events were to be put around launches, and the library is not preloaded: it meets none.
+    pub const NOT_PRELOADED: u32 = 8;
 }
 
 /// Why launches have no CUDA events around them, although nothing is missing.
