@@ -16,7 +16,7 @@ use ktape_ebpf::inside::state;
 use crate::cupti::{self, Cupti};
 use crate::files::Recorder;
 use crate::guest::{self, Guest};
-use crate::{events, files, rings, say, stack};
+use crate::{clock, events, files, rings, say, stack};
 
 /// The longest that a process that exits is kept waiting.
 const PATIENCE: Duration = Duration::from_secs(2);
@@ -85,6 +85,7 @@ fn keep(guest: &Guest) {
     }
     let period = Duration::from_millis(u64::from(guest.control.flush_ms.clamp(5, 1000)));
     let mut last_round = Instant::now();
+    let process_began_ns = clock::process_cpu_ns();
     loop {
         let is_exit = wait(period);
         let recorder = files::recorder(&guest.directory);
@@ -98,6 +99,7 @@ fn keep(guest: &Guest) {
             tell(cupti().as_ref(), is_round, is_last);
             events::tell(guest, is_round, is_last);
             rings::with_writer(0, 0, |writer| rings::tell_elsewhere(writer));
+            rings::cost_of_others().publish(guest.page, process_began_ns);
         }
         if (is_gone || is_last) && !is_exit && guest::go_quiet() {
             let mut cupti = cupti();

@@ -22,6 +22,7 @@ use ktape_ebpf::inside::{DIRECTORY_VARIABLE, LAYOUT, ProcessPage, state};
 pub mod announce;
 pub mod calls;
 pub mod clock;
+mod cost;
 pub mod cupti;
 mod environment;
 pub mod events;
@@ -107,6 +108,7 @@ fn begin(directory: &Path) -> Result<Option<&'static Guest>, String> {
     say(page, state::LOADED, 0, "");
     control.files.fetch_add(1, Ordering::Release);
     calls::prepare(&functions);
+    cost::prepare();
     guest::mark_children();
     rings::prepare();
     let [calls, announce] = [control.calls != 0, control.announce != 0];

@@ -333,6 +333,7 @@ fn tell_attributes(what: u32, id: u64, domain: Handle, attributes: *const Attrib
 /// Writes it down.
 fn tell(said: Said<'_>) {
     let _ = catch_unwind(|| {
+        let _accounted = rings::account();
         let time_ns = clock::monotonic_ns();
         let id = match said.what {
             range::PUSH | range::POP => {

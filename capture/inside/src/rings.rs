@@ -23,6 +23,8 @@ use ktape_ebpf::inside::ring::Writer;
 use ktape_ebpf::wire::tally::{self, KINDS, SLOTS};
 
 use crate::calls::Caller;
+use crate::clock;
+use crate::cost::{self, Account};
 use crate::cupti::names::Names;
 use crate::files::{self, Mapping};
 use crate::guest::{self, Guest};
@@ -47,6 +49,8 @@ struct Place {
     is_busy: AtomicBool,
     mapping: Mapping,
     ring: UnsafeCell<Ring>,
+    /// What the library takes of it.
+    account: Account,
 }
 
 thread_local! {
@@ -57,13 +61,19 @@ thread_local! {
 /// What stands for a ring while it is made, and for one that could not be.
 const NO_PLACE: *const Place = std::ptr::without_provenance(align_of::<Place>());
 
-/// All rings of the process. Only for when one comes or goes.
-static PLACES: Mutex<Vec<Known>> = Mutex::new(Vec::new());
+/// All rings of the process. Only for when one comes or goes, and for what they cost.
+static PLACES: Mutex<Places> = Mutex::new(Places { known: Vec::new(), gone: cost::Sum::NOTHING });
+
+struct Places {
+    known: Vec<Known>,
+    /// What the library took of threads that have ended.
+    gone: cost::Sum,
+}
 
 #[derive(PartialEq)]
 struct Known(*const Place);
 
-// SAFETY: other threads look at the flag and the mapping only, and with the list locked, without which it does not go away.
+// SAFETY: other threads look at the flag, the mapping and the account only, and with the list locked, without which it does not go away.
 unsafe impl Send for Known {}
 
 /// Numbers the process's rings.
@@ -106,6 +116,62 @@ pub(crate) fn with_ring<R>(table: u32, time_ns: u64, write: impl FnOnce(&mut Rin
     }
     // SAFETY: nobody but this thread gets here, and the flag has made sure that it is not at it already.
     Some(write(unsafe { &mut *place.ring.get() }))
+}
+
+/// Takes account of a call of the program's, from here to where this goes. Without a ring nothing is.
+#[inline(always)]
+pub(crate) fn account() -> Accounted {
+    let mine = MINE.get();
+    if mine.is_null() {
+        return Accounted { began_ns: clock::monotonic_ns(), is_first: true };
+    }
+    // SAFETY: this thread's, so it lives until the thread ends.
+    let is_turn = mine != NO_PLACE && unsafe { (*mine).account.is_turn() };
+    Accounted { began_ns: if is_turn { clock::monotonic_ns() } else { 0 }, is_first: false }
+}
+
+/// A call of the program's that is accounted for when it goes.
+pub(crate) struct Accounted {
+    /// 0 where it is not measured.
+    began_ns: u64,
+    is_first: bool,
+}
+
+impl Drop for Accounted {
+    #[inline(always)]
+    fn drop(&mut self) {
+        if self.began_ns != 0 {
+            with_account(|account| match self.is_first {
+                true => account.first(self.began_ns),
+                false => account.sampled(self.began_ns),
+            });
+        }
+    }
+}
+
+/// The account of this thread, if it has a ring.
+fn with_account(change: impl FnOnce(&Account)) {
+    let mine = MINE.get();
+    if !mine.is_null() && mine != NO_PLACE {
+        // SAFETY: this thread's, so it lives until the thread ends.
+        change(unsafe { &(*mine).account });
+    }
+}
+
+/// CUPTI has handed a buffer over on this thread.
+pub(crate) fn is_cuptis_thread() {
+    with_account(Account::is_cuptis);
+}
+
+/// Adds up what the library takes of all threads but this one, which is the keeper.
+pub(crate) fn cost_of_others() -> cost::Sum {
+    let places = PLACES.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut sum = places.gone;
+    for Known(place) in places.known.iter().filter(|known| known.0 != MINE.get()) {
+        // SAFETY: in the list, so it is there.
+        sum.add(unsafe { &(**place).account });
+    }
+    sum
 }
 
 /// Keeps a ring marked as busy.
@@ -162,7 +228,7 @@ fn make() -> *const Place {
 
 fn new_place(guest: &Guest) -> Option<*const Place> {
     let mut places = PLACES.lock().unwrap_or_else(PoisonError::into_inner);
-    if places.len() >= MOST_RINGS {
+    if places.known.len() >= MOST_RINGS {
         return None;
     }
     // SAFETY: no pointers.
@@ -178,13 +244,14 @@ fn new_place(guest: &Guest) -> Option<*const Place> {
     // SAFETY: a new file, so zeros, mapped until the ring ends.
     let writer = unsafe { Writer::begin(mapping.address(), u64::from(bytes), (guest.pid, tid), guest.page.generation) };
     let ring = UnsafeCell::new(Ring { writer, names: Names::default(), caller: None });
-    let place = Box::into_raw(Box::new(Place { is_busy: AtomicBool::new(false), mapping, ring })).cast_const();
+    let place = Place { is_busy: AtomicBool::new(false), mapping, ring, account: Account::default() };
+    let place = Box::into_raw(Box::new(place)).cast_const();
     // Without a destructor it stays until the process ends, and so does its file.
     if let Some(key) = KEY.load(Ordering::Acquire).checked_sub(1) {
         // SAFETY: a key that was made, and never deleted.
         unsafe { libc::pthread_setspecific(key, place.cast()) };
     }
-    places.push(Known(place));
+    places.known.push(Known(place));
     drop(places);
     guest.control.files.fetch_add(1, Ordering::Release);
     Some(place)
@@ -208,9 +275,10 @@ extern "C" fn thread_ends(place: *mut c_void) {
     let place = place.cast::<Place>().cast_const();
     MINE.set(null());
     let mut places = PLACES.lock().unwrap_or_else(PoisonError::into_inner);
-    places.retain(|known| known.0 != place);
+    places.known.retain(|known| known.0 != place);
     // SAFETY: made by `new_place`, no longer in the list, and nobody else's.
     let place = unsafe { Box::from_raw(place.cast_mut()) };
+    places.gone.add(&place.account);
     if guest::is_listening() {
         place.ring.into_inner().writer.end();
     }
@@ -232,7 +300,7 @@ pub(crate) fn give_back() {
             && libc::syscall(libc::SYS_membarrier, barrier, 0, 0) == 0
     };
     if has_been_seen {
-        for Known(place) in places.iter() {
+        for Known(place) in places.known.iter() {
             // SAFETY: in the list, so it is there.
             let place = unsafe { &**place };
             if !place.is_busy.load(Ordering::Acquire) {

@@ -1,7 +1,7 @@
 //! What the device ran: CUPTI's activity records, taken out of its buffers and told.
 //!
-//! Kernels, copies and memsets are asked for. What calls tell better (synchronisations, allocations) or what only CUPTI's own costs
-//! are about is not: each kind that is enabled has a price on the thread that makes calls.
+//! Kernels, copies and memsets are asked for, and what CUPTI says that it costs itself, if it says so. What calls tell better
+//! (synchronisations, allocations) is not: each kind that is enabled has a price on the thread that makes calls.
 //!
 //! Buffers come back on CUPTI's thread when they are full, and on the keeper's when it asks for them, which it does often enough for
 //! a view that follows. A record is told or counted: kept out are those that end before they begin, and kinds that nobody asked for.
@@ -15,10 +15,12 @@ use std::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
 use ktape_ebpf::inside::{CopyRan, KernelRan, Missing, Ran, SetRan, kind, missing};
 use ktape_ebpf::wire::{Plain, tally};
 
-use super::library::{KIND_COPY, KIND_KERNEL, KIND_PEER_COPY, KIND_SET, Library, Next, Refusal, ZEROED_BUFFERS};
-use super::records::{Copy, Kernel, PeerCopy, Set};
+use super::library::{
+    KIND_COPY, KIND_KERNEL, KIND_OVERHEAD, KIND_PEER_COPY, KIND_SET, Library, Next, Refusal, ZEROED_BUFFERS,
+};
+use super::records::{Copy, Kernel, Overhead, PeerCopy, Set};
 use super::{pool, times};
-use crate::{clock, guest, rings};
+use crate::{clock, cost, guest, rings};
 
 /// What is asked for, and how that is called where it is refused.
 const KINDS: [(&str, u32); 4] = [
@@ -57,6 +59,8 @@ pub(super) fn begin(library: &'static Library) -> Result<(), Refusal> {
             return Err(refusal);
         }
     }
+    // One that does not say what it costs is as good.
+    let _ = library.enable("cuptiActivityEnable(CUPTI_ACTIVITY_KIND_OVERHEAD)", KIND_OVERHEAD);
     Ok(())
 }
 
@@ -98,6 +102,7 @@ pub(super) fn account(library: &Library) {
 /// Disables everything, and has all buffers handed back: nothing in them is told any more.
 pub(super) fn end(library: &Library) {
     KINDS.iter().for_each(|(_, kind)| library.disable(*kind));
+    library.disable(KIND_OVERHEAD);
     library.flush(true);
     pool::shrink();
 }
@@ -128,6 +133,7 @@ extern "C" fn completed(_: *mut c_void, _: u32, buffer: *mut u8, _: usize, valid
                 take_all(library, buffer, valid_bytes.min(pool::BUFFER_BYTES));
             }
             pool::give_back(buffer);
+            rings::is_cuptis_thread();
         }
     });
 }
@@ -162,6 +168,7 @@ fn take(record: *const u8, room: usize, rotation: u32) -> bool {
         KIND_COPY => read(record, room).map(|copy| tell_copy(&copy)),
         KIND_PEER_COPY => read(record, room).map(|copy| tell_peer_copy(&copy)),
         KIND_SET => read(record, room).map(|set| tell_set(&set)),
+        KIND_OVERHEAD => read(record, room).map(|overhead| take_overhead(&overhead)),
         _ => {
             count(missing::UNKNOWN_KIND, 1);
             Some(())
@@ -255,6 +262,14 @@ fn tell_set(set: &Set) {
     tell(tally::MEMSET, ran, |_, ran| {
         Some(SetRan { ran, bytes: set.bytes, value: set.value, memory: set.memory.into() })
     });
+}
+
+/// What CUPTI says that it took is added up. Its times are no work of the device's.
+fn take_overhead(overhead: &Overhead) {
+    match overhead.end.checked_sub(overhead.start) {
+        Some(ns) => cost::cupti_took(overhead.overhead, ns),
+        None => count(missing::BACKWARDS, 1),
+    }
 }
 
 /// The kinds of memory of source and target in one number.

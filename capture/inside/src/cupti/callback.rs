@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use ktape_ebpf::inside::FunctionEntry;
 
 use super::library::{DOMAIN_DRIVER_API, Library, Refusal, SubscriberHandle};
-use crate::{announce, calls, events, guest};
+use crate::{announce, calls, events, guest, rings};
 
 /// A call, as CUPTI tells of it: `CUpti_CallbackData`.
 #[repr(C)]
@@ -97,6 +97,7 @@ pub(super) extern "C" fn called(_: *mut c_void, domain: u32, cbid: u32, data: *c
     }
     // The way of every launch: nothing in here allocates, waits or makes a system call once the thread has its ring.
     let _ = catch_unwind(|| {
+        let _accounted = rings::account();
         let Some(guest) = guest::current() else { return };
         let Some(index) = ENTRIES.get(cbid as usize).map(|entry| entry.load(Ordering::Relaxed)) else { return };
         let Some(entry) = (index as usize).checked_sub(1).and_then(|index| guest.functions.get(index)) else { return };

@@ -21,6 +21,7 @@ pub(crate) const KIND_KERNEL: u32 = CUpti_ActivityKind::CUPTI_ACTIVITY_KIND_CONC
 pub(crate) const KIND_COPY: u32 = CUpti_ActivityKind::CUPTI_ACTIVITY_KIND_MEMCPY as u32;
 pub(crate) const KIND_PEER_COPY: u32 = CUpti_ActivityKind::CUPTI_ACTIVITY_KIND_MEMCPY2 as u32;
 pub(crate) const KIND_SET: u32 = CUpti_ActivityKind::CUPTI_ACTIVITY_KIND_MEMSET as u32;
+pub(crate) const KIND_OVERHEAD: u32 = CUpti_ActivityKind::CUPTI_ACTIVITY_KIND_OVERHEAD as u32;
 pub(crate) const ZEROED_BUFFERS: u32 = CUpti_ActivityAttribute::CUPTI_ACTIVITY_ATTR_ZEROED_OUT_ACTIVITY_BUFFER as u32;
 const FLUSH_FORCED: u32 = CUpti_ActivityFlag::CUPTI_ACTIVITY_FLAG_FLUSH_FORCED as u32;
 const SUCCESS: u32 = CUptiResult::CUPTI_SUCCESS as u32;

@@ -164,3 +164,18 @@ pub struct Set {
     /// The executable graph; 0 for none.
     pub graph: u32,
 }
+
+/// CUPTI, or the driver, took time for something: `CUpti_ActivityOverhead` to `3`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct Overhead {
+    /// The kind of record.
+    pub kind: u32,
+    /// `CUpti_ActivityOverheadKind`.
+    pub overhead: u32,
+    object: [u32; 4],
+    /// When it began.
+    pub start: u64,
+    /// When it ended.
+    pub end: u64,
+}

@@ -8,6 +8,9 @@ use ktape_simcuda_truth::{DeviceKind, Truth};
 
 use super::recorder::{Recorder, assert_ended_well, client};
 
+/// CUPTI does not tell its own overhead, so that all records are the device's.
+const NO_OVERHEAD: (&str, &str) = ("SIMCUPTI_ENABLE_ERROR", "21,17");
+
 /// What the device did, by the truth: for each correlation id when it began and ended.
 fn truth(path: &std::path::Path, of: impl Fn(&DeviceKind) -> bool) -> HashMap<u32, (u64, u64)> {
     let truth = Truth::open(path).unwrap();
@@ -124,7 +127,7 @@ fn what_is_invalid_is_counted_and_the_rest_is_told() {
 #[test]
 fn what_cupti_drops_is_counted() {
     let mut recorder = Recorder::new(|_| {});
-    if run(&mut recorder, &["for", "600"], &[("SIMCUPTI_DROP_BUFFERS", "5")]).is_none() {
+    if run(&mut recorder, &["for", "600"], &[("SIMCUPTI_DROP_BUFFERS", "5"), NO_OVERHEAD]).is_none() {
         return;
     }
     let dropped: u64 =
@@ -139,7 +142,7 @@ fn what_cupti_drops_is_counted() {
 fn a_buffer_that_is_cut_off_is_read_up_to_there() {
     // CUPTI itself ends there, so that the record that is cut off is not known of: it is a launch without a kernel.
     let mut recorder = Recorder::new(|_| {});
-    if run(&mut recorder, &["for", "600"], &[("SIMCUPTI_CUT", "3")]).is_none() {
+    if run(&mut recorder, &["for", "600"], &[("SIMCUPTI_CUT", "3"), NO_OVERHEAD]).is_none() {
         return;
     }
     let (seen, lost) = recorder.counted(tally::KERNEL);

@@ -7,7 +7,7 @@ use std::process::Command;
 
 use super::skip;
 use ktape_inside::cupti::callback::CallbackData;
-use ktape_inside::cupti::records::{Copy, Kernel, PeerCopy, Set};
+use ktape_inside::cupti::records::{Copy, Kernel, Overhead, PeerCopy, Set};
 
 macro_rules! fields {
     ($type:ty: $($field:ident = $name:literal),* $(,)?) => {
@@ -68,6 +68,12 @@ fn what_is_read_of_records_lies_where_the_headers_of_all_versions_say() {
         );
         compare(
             &version,
+            "Overhead",
+            newest(&header, "CUpti_ActivityOverhead"),
+            fields!(Overhead: kind = "kind", overhead = "overheadKind", start = "start", end = "end"),
+        );
+        compare(
+            &version,
             "CallbackData",
             "CUpti_CallbackData".to_owned(),
             fields!(CallbackData:
@@ -78,11 +84,11 @@ fn what_is_read_of_records_lies_where_the_headers_of_all_versions_say() {
     }
 }
 
-/// The structure of this name that has the highest number behind it: what records of this version are.
+/// The structure of this name that has the highest number behind it, or none: what records of this version are.
 fn newest(header: &str, name: &str) -> String {
     let numbers = header.lines().filter_map(|line| line.strip_prefix("} ")?.strip_prefix(name)?.strip_suffix(';'));
     let newest = numbers.filter_map(|number| number.parse::<u32>().ok()).max();
-    format!("{name}{}", newest.unwrap_or_else(|| panic!("no {name} with a number")))
+    newest.map_or_else(|| name.to_owned(), |number| format!("{name}{number}"))
 }
 
 fn compare(version: &Path, ours: &str, theirs: String, fields: &[(&str, usize)]) {

@@ -3,6 +3,7 @@
 //! The program is `client.c`, the driver and CUPTI are the stand-ins (`fixtures/simcuda`). Without them, or without a C compiler, tests
 //! say SKIPPED.
 
+mod cost;
 mod events;
 mod exact;
 mod headers;

@@ -59,6 +59,18 @@ pub(crate) struct Page {
     /// Launches that have had events, how long these took, and those that were not to have any.
     pub(crate) timed: (u64, u64),
     pub(crate) untimed: [u64; untimed::NAMES.len()],
+    pub(crate) cost: Cost,
+}
+
+/// What the library says that it took.
+#[derive(Debug, PartialEq)]
+pub(crate) struct Cost {
+    pub(crate) own_ns: u64,
+    pub(crate) own_calls: u64,
+    pub(crate) keeper_ns: u64,
+    pub(crate) cupti_threads_ns: u64,
+    pub(crate) process_ns: u64,
+    pub(crate) overhead_ns: Vec<u64>,
 }
 
 fn map(path: &Path) -> *mut u8 {
@@ -213,6 +225,14 @@ impl Recorder {
                 detail: detail.to_string_lossy().into_owned(),
                 timed: (page.timed.load(Ordering::Relaxed), page.timed_ns.load(Ordering::Relaxed)),
                 untimed: page.untimed.each_ref().map(|count| count.load(Ordering::Relaxed)),
+                cost: Cost {
+                    own_ns: page.own_ns.load(Ordering::Relaxed),
+                    own_calls: page.own_calls.load(Ordering::Relaxed),
+                    keeper_ns: page.keeper_ns.load(Ordering::Relaxed),
+                    cupti_threads_ns: page.cupti_threads_ns.load(Ordering::Relaxed),
+                    process_ns: page.process_ns.load(Ordering::Relaxed),
+                    overhead_ns: page.overhead_ns.iter().map(|sum| sum.load(Ordering::Relaxed)).collect(),
+                },
             }
         });
         pages.collect()
