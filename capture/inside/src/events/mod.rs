@@ -19,7 +19,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use ktape_ebpf::inside::{device_time, state};
 
 use crate::guest::{self, Guest};
-use crate::say;
+use crate::{announce, say};
 
 mod contexts;
 mod driver;
@@ -53,6 +53,9 @@ pub(crate) fn begin(guest: &'static Guest, cupti_tells: bool) {
     }
     CUPTI_TELLS.store(cupti_tells, Ordering::Relaxed);
     launch::prepare(guest);
+    if guest.announce {
+        IS_OWN.with(|is_own| announce::own_calls(is_own.as_ptr()));
+    }
     IS_ON.store(true, Ordering::Release);
 }
 
