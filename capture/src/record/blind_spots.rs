@@ -57,6 +57,8 @@ pub enum Kind {
     WithoutCall,
     /// Launches without their kernel.
     WithoutKernel,
+    /// Of calls launches alone are recorded. The count is of processes.
+    OnlyLaunches,
 }
 
 /// What a recording cannot have seen.
@@ -244,12 +246,12 @@ pub(super) fn of_collector(collector: &Collector) -> impl Iterator<Item = BlindS
         (
             Kind::WithoutKernel,
             device.launches_cut_off,
-            "launches whose process ended before CUPTI told of their kernel",
+            "launches whose process ended before their kernel was told of",
         ),
         (
             Kind::WithoutKernel,
             device.launches_without_kernel,
-            "launches that CUPTI did not tell a kernel of: it dropped that, it was lost, or the launch was refused",
+            "launches whose kernel was not told of: that was dropped or lost, had no events around it, or the launch was refused",
         ),
         (Kind::WithoutTime, device.copies_without_time, "copies and memsets that CUPTI did not tell of"),
     ]

@@ -324,6 +324,9 @@ impl Session {
             let (end_ns, status) = last_end.unwrap_or_else(|| (monotonic_ns(), 0));
             self.lifecycle(pid, lifecycle_kind::PROCESS_EXIT, end_ns, status)?;
             self.note_blind_spots_of(pid);
+            if let Some(inside) = &self.inside {
+                inside.tell_cost(pid, &self.collector, &mut self.tape)?;
+            }
             self.collector.end_process(pid, &mut self.tape)?;
             self.kernel.remove_target(pid);
             if let Some(inside) = &mut self.inside {

@@ -163,8 +163,11 @@ impl Session {
         let gpu_counters = options.gpu_hz.map(GpuCounters::begin).transpose();
         let gpu_counters = gpu_counters.context("the GPUs' counters can't be had: NVML")?;
         let functions = functions::all();
+        let has_own_calls =
+            options.inside.as_ref().is_some_and(|(inside, _)| inside.device_time == inside::DeviceTime::Events);
         let (mut kernel, ring) = match &options.node {
             Some(scope) => Kernel::load_for_node(&functions, options.buffer_bytes, !scope.python_paths.is_empty())?,
+            None if has_own_calls => Kernel::load_beside_own_calls(&functions, options.buffer_bytes)?,
             None => Kernel::load(&functions, options.buffer_bytes)?,
         };
         // Before probes are tried: those would leave traces in this process that hide the answer.
@@ -295,6 +298,9 @@ impl Session {
         let off_at_end = self.end_off_cpu(now_ns)?;
         for pid in pids {
             self.lifecycle(pid, lifecycle_kind::DETACH, now_ns, 0)?;
+            if let Some(inside) = &self.inside {
+                inside.tell_cost(pid, &self.collector, &mut self.tape)?;
+            }
             self.note_blind_spots_of(pid);
         }
         self.collector.finish(&mut self.tape)?;

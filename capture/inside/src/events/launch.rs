@@ -18,7 +18,7 @@ use super::pool::{Mine, Pair, Recorded};
 use super::{contexts, listener, tells};
 use crate::cupti::callback::{self, CallbackData, ENTER, EXIT, symbol};
 use crate::guest::{self, Guest};
-use crate::{announce, calls, clock};
+use crate::{announce, calls, clock, rings};
 
 /// What the program's threads may launch with; null before it is known, or where the driver is too old.
 static DRIVER: AtomicPtr<Driver> = AtomicPtr::new(null_mut());
@@ -272,7 +272,10 @@ fn told(
         correlation_id,
     };
     let tell = |data: &CallbackData, tell: fn(&CallbackData, &FunctionEntry)| {
-        let _ = catch_unwind(AssertUnwindSafe(|| tell(data, entry)));
+        let _ = catch_unwind(AssertUnwindSafe(|| {
+            let _accounted = rings::account();
+            tell(data, entry);
+        }));
     };
     tell(&data, calls::entered);
     let result = call();
