@@ -127,6 +127,12 @@ pub struct ProcessPage {
     pub process_ns: AtomicU64,
     /// What CUPTI says of itself, by [`overhead`].
     pub overhead_ns: [AtomicU64; overhead::NAMES.len()],
+    /// Launches that have had CUDA events around them.
+    pub timed: AtomicU64,
+    /// How long the program's threads took for these events, and for asking whether a launch gets them.
+    pub timed_ns: AtomicU64,
+    /// Launches that were not to be timed by CUDA events, by [`untimed`].
+    pub untimed: [AtomicU64; untimed::NAMES.len()],
 }
 
 // SAFETY: who writes the cells when is said by the words before them.
@@ -151,6 +157,20 @@ pub mod state {
     /// It stopped, and left CUPTI's kinds of activity enabled: another client came later, and they may be its own.
     /// `detail` is CUPTI's file.
     pub const LEFT_ENABLED: u32 = 8;
+    /// CUDA events were to be put around launches, and the library is not preloaded: it meets none.
+    pub const NOT_PRELOADED: u32 = 9;
+}
+
+/// Why launches have no CUDA events around them, although nothing is missing.
+pub mod untimed {
+    /// Their stream was captured: nothing ran.
+    pub const CAPTURED: usize = 0;
+    /// They launched a graph.
+    pub const GRAPH: usize = 1;
+    /// Nobody asked for them.
+    pub const OUT_OF_SCOPE: usize = 2;
+    /// What they are called, by number.
+    pub const NAMES: [&str; 3] = ["captured", "graph", "out_of_scope"];
 }
 
 /// What CUPTI or the driver took time for: `CUpti_ActivityOverheadKind`.
@@ -203,6 +223,9 @@ pub mod kind {
     pub const CLOCKS: u32 = 39;
     /// [`super::Missing`]
     pub const MISSING: u32 = 40;
+    /// A [`super::Ran`] and no more: a kernel, as CUDA events around its launch have it. Device, context and stream are 0, as its
+    /// launch says them.
+    pub const KERNEL_TIMED: u32 = 41;
 }
 
 /// A text that records of the same ring refer to by its id. `bytes` bytes follow.
@@ -384,20 +407,20 @@ pub mod range {
     pub const MARK: u32 = 5;
 }
 
-/// Clocks read together, where CUPTI does not take ours.
+/// Clocks read together: CUPTI's where that does not take ours, or a device's.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Clocks {
     /// `kind::CLOCKS`
     pub kind: u32,
-    /// Always 0.
-    pub padding: u32,
+    /// The device whose clock it is, one more than its number; 0: CUPTI's clock.
+    pub device: u32,
     /// The process in the upper half, the thread in the lower.
     pub pid_tid: u64,
     /// `CLOCK_MONOTONIC`, in the middle between two readings.
     pub monotonic_ns: u64,
-    /// What CUPTI said between them.
-    pub cupti_ns: u64,
+    /// What the other clock said between them.
+    pub other_ns: u64,
     /// How far apart the two were.
     pub uncertainty_ns: u64,
 }
@@ -430,6 +453,14 @@ pub mod missing {
     pub const UNKNOWN_KIND: u32 = 3;
     /// The buffer could not be read to its end.
     pub const UNREADABLE: u32 = 4;
+    /// No CUDA event was free for a launch: too many were under way.
+    pub const NO_EVENT: u32 = 5;
+    /// An event could not be made, recorded or read.
+    pub const EVENT_FAILED: u32 = 6;
+    /// The context ended, or the recording, before the kernel was seen to have.
+    pub const CUT_OFF: u32 = 7;
+    /// How many there are.
+    pub const COUNT: usize = 8;
 }
 
 macro_rules! plain {

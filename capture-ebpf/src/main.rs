@@ -5,7 +5,7 @@
 //! and the counters are raised before that is asked for room, so that what it cannot take is known.
 //! `sampled` (`sample.rs`) looks at running threads, `switched` and `woken` (`offcpu.rs`) at those that do not run, where that was
 //! asked for. Where the whole node is recorded, `node.rs` makes a process that calls a target.
-//! `correlated` listens to a library inside a process. `forked`, `executed` and `exited` keep `TARGETS` true; `libraries` tells that a library came or went; `code_freed` sees to it
+//! `correlated` listens to a library inside a process, whose own calls of the driver are no call of the program's (`own.rs`). `forked`, `executed` and `exited` keep `TARGETS` true; `libraries` tells that a library came or went; `code_freed` sees to it
 //! that what was said of a code object is not taken for true of the next one at its address; `empty` is for the bench.
 
 #![no_std]
@@ -18,6 +18,7 @@ mod bodies;
 mod maps;
 mod node;
 mod offcpu;
+mod own;
 mod sample;
 mod sent;
 mod stack;
@@ -61,6 +62,10 @@ fn entered(ctx: &ProbeContext) -> Option<u32> {
     // SAFETY: a helper without arguments.
     let time_ns = unsafe { bpf_ktime_get_ns() };
     let plan = PLANS.get(function)?;
+    // The library launches for the program only.
+    if plan.stack & stack_use::LAUNCH == 0 && own::is_own(target, pid_tid) {
+        return None;
+    }
     let counters = COUNTERS.get_ptr_mut(function)?;
     // SAFETY: a map's value.
     count(unsafe { &raw mut (*counters).calls });
@@ -117,13 +122,18 @@ fn entered(ctx: &ProbeContext) -> Option<u32> {
     Some(0)
 }
 
-/// Where the library inside a process says which number the call that this thread is in has in CUPTI.
+/// Where the library inside a process says which number the call that this thread is in, or has just made, has: CUPTI's, or its own.
 #[uprobe]
 fn correlated(ctx: ProbeContext) -> u32 {
     let pid_tid = bpf_get_current_pid_tgid();
-    if TARGETS.get_ptr((pid_tid >> 32) as u32).is_some() {
+    if let Some(target) = TARGETS.get_ptr((pid_tid >> 32) as u32) {
         // SAFETY: the context of a probe is its registers.
         let correlation = unsafe { (*ctx.regs).rdi as u32 };
+        if correlation == 0 {
+            // SAFETY: as above.
+            own::learn(target, pid_tid, unsafe { (*ctx.regs).rsi });
+            return 0;
+        }
         // SAFETY: a map's value. Times are no smaller than 0, and a thread's are all different.
         let time_ns = LOST_CALLS.get_ptr(pid_tid).map_or(0, |lost_ns| unsafe { *lost_ns } + 1);
         // One that finds no room leaves what the device does without its call, which is counted.
@@ -221,12 +231,15 @@ fn leave(ctx: RetProbeContext) -> u32 {
 #[inline(always)]
 fn left(ctx: &RetProbeContext) -> Option<u32> {
     let pid_tid = bpf_get_current_pid_tgid();
-    TARGETS.get_ptr((pid_tid >> 32) as u32)?;
+    let target = TARGETS.get_ptr((pid_tid >> 32) as u32)?;
     // SAFETY: a helper without arguments.
     let time_ns = unsafe { bpf_ktime_get_ns() };
     // SAFETY: the context is this program's.
     let function = unsafe { bpf_get_attach_cookie(ctx.as_ptr()) } as u32;
     let plan = PLANS.get(function)?;
+    if plan.stack & stack_use::LAUNCH == 0 && own::is_own(target, pid_tid) {
+        return None;
+    }
     let counters = COUNTERS.get_ptr_mut(function)?;
     // SAFETY: a map's value.
     count(unsafe { &raw mut (*counters).returns });

@@ -41,7 +41,8 @@ fn a_number_says_that_it_is_of_a_later_call_than_the_last_that_found_no_room() {
     }
     let functions = functions::all();
     let launch = functions.iter().position(|function| function.symbol == "cuLaunchKernel").expect("it") as u64;
-    let (mut kernel, mut ring) = Kernel::load_beside_library(&functions, RING_BYTES).expect("the programs are loaded");
+    let (mut kernel, mut ring) =
+        Kernel::load_beside_library(&functions, RING_BYTES, false).expect("the programs are loaded");
     // SAFETY: push and pop of a register that a caller keeps leave all as it was.
     let function = || unsafe { CodePage::new(&[0x55, 0x5d]) }.expect("a page");
     let (call, announce) = (function(), function());

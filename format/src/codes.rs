@@ -7,9 +7,9 @@
 pub mod timing {
     /// No device time is known; `start_ns` is the host call's and `duration_ns` is 0.
     pub const ABSENT: u8 = 0;
-    /// Measured on the device (CUPTI, CUDA events, an imported profiler's record).
+    /// Measured on the device (CUPTI, an imported profiler's record).
     pub const MEASURED: u8 = 1;
-    /// Lies between a launch and a synchronisation; the interval is the widest possible.
+    /// Lies in the interval, which is as wide as it can have been: between a launch and a synchronisation, or two CUDA events.
     pub const BOUNDED: u8 = 2;
     /// The names, by number.
     pub const NAMES: &[&str] = &["absent", "measured", "bounded"];

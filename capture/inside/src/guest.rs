@@ -27,9 +27,10 @@ pub struct Guest {
 }
 
 impl Guest {
-    /// Whether there is something to be learnt from CUPTI.
+    /// Whether there is something to be learnt from CUPTI. Where events say when kernels ran, a launch announces itself.
     pub(crate) fn wants_cupti(&self) -> bool {
-        self.control.device_time != device_time::OFF || self.calls || self.announce
+        let is_timed_by = |source| self.control.device_time == source;
+        is_timed_by(device_time::CUPTI) || self.calls || (self.announce && !is_timed_by(device_time::EVENTS))
     }
 }
 

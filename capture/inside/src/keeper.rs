@@ -16,7 +16,7 @@ use ktape_ebpf::inside::state;
 use crate::cupti::{self, Cupti};
 use crate::files::Recorder;
 use crate::guest::{self, Guest};
-use crate::{clock, files, rings, say, stack};
+use crate::{clock, events, files, rings, say, stack};
 
 /// The longest that a process that exits is kept waiting.
 const PATIENCE: Duration = Duration::from_secs(2);
@@ -40,13 +40,14 @@ fn cupti() -> MutexGuard<'static, Option<Cupti>> {
     CUPTI.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Has CUPTI begin, as the driver is there now.
-pub(crate) fn begin_cupti(guest: &'static Guest) {
+/// Has CUPTI begin, as the driver is there now. Returns whether it tells of calls.
+pub(crate) fn begin_cupti(guest: &'static Guest) -> bool {
     let mut cupti = cupti();
     // Else the recorder has gone before.
     if guest::is_listening() {
         *cupti = cupti::begin(guest);
     }
+    cupti.as_ref().is_some_and(Cupti::tells)
 }
 
 /// Starts the thread.
@@ -96,6 +97,8 @@ fn keep(guest: &Guest) {
                 last_round = Instant::now();
             }
             tell(cupti().as_ref(), is_round, is_last);
+            events::tell(guest, is_round, is_last);
+            rings::with_writer(0, 0, |writer| rings::tell_elsewhere(writer));
             rings::cost_of_others().publish(guest.page, process_began_ns);
         }
         if (is_gone || is_last) && !is_exit && guest::go_quiet() {
@@ -120,7 +123,7 @@ fn keep(guest: &Guest) {
     }
 }
 
-/// Has all told that there is.
+/// Has all told that CUPTI has.
 fn tell(cupti: Option<&Cupti>, is_round: bool, is_last: bool) {
     if let Some(cupti) = cupti {
         // CUPTI hands out no buffer with a record that is not complete, unless it is forced to.
@@ -129,7 +132,6 @@ fn tell(cupti: Option<&Cupti>, is_round: bool, is_last: bool) {
             cupti.account();
         }
     }
-    rings::with_writer(0, 0, |writer| rings::tell_elsewhere(writer));
 }
 
 /// Until it is time, or the process exits. True for the latter.

@@ -9,7 +9,7 @@
 //! long before. Whichever comes first begins the guest ([`is_guest`]); CUPTI waits for the driver. From then on there are two ways
 //! through the code: a call or range is told on the thread that makes it (`cupti::callback`, `calls`, [`nvtx`], [`rings`]), where nothing
 //! allocates, locks or makes a system call; and what the device ran comes in buffers, on a thread of CUPTI's or on the library's own
-//! (`cupti::activity`, `keeper`).
+//! (`cupti::activity`, `keeper`). Where CUDA events are to say that, in place of CUPTI, the library is preloaded ([`events`]).
 
 use std::io::{Write as _, stderr};
 use std::panic::catch_unwind;
@@ -25,6 +25,7 @@ pub mod clock;
 mod cost;
 pub mod cupti;
 mod environment;
+pub mod events;
 mod files;
 pub mod guest;
 mod keeper;
@@ -48,8 +49,10 @@ pub extern "C" fn InitializeInjection() -> i32 {
     static IS_BEGUN: AtomicBool = AtomicBool::new(false);
     if !IS_BEGUN.swap(true, Ordering::Relaxed) {
         let _ = catch_unwind(|| match guest() {
-            Some(guest) if guest.wants_cupti() => keeper::begin_cupti(guest),
-            Some(_) => {}
+            Some(guest) => {
+                let cupti_tells = guest.wants_cupti() && keeper::begin_cupti(guest);
+                events::begin(guest, cupti_tells);
+            }
             None if guest::is_child() => {
                 let why = "it was forked by one that had named ranges before";
                 let _ = writeln!(stderr(), "ktape: this process is not recorded from inside: {why}");

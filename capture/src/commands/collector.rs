@@ -7,14 +7,15 @@ use clap::ValueEnum;
 
 use super::recording::Recording;
 use crate::privileges;
-use crate::record::inside;
+use crate::record::inside::{self, DeviceTime};
 use crate::target::{loader, process};
 
 /// The options of who collects.
 #[derive(clap::Args)]
 pub(super) struct Collection {
-    /// Also record when the GPU did what, from where: nowhere, or CUPTI, which is loaded into the command's processes. It is exact to
-    /// the nanosecond, and costs the process time at each launch: see docs/device-time.md
+    /// Also record when the GPU did what, from where: nowhere, CUPTI, which is loaded into the command's processes and exact to the
+    /// nanosecond, or CUDA events around launches of kernels, which bound when these ran. Each costs the process time at each launch: see
+    /// docs/device-time.md
     #[arg(long, value_enum, value_name = "SOURCE", default_value_t)]
     device_time: DeviceTime,
     /// Who sees the calls: eBPF probes outside of the processes, which takes privileges, a library inside of them, which takes none, or
@@ -27,16 +28,6 @@ pub(super) struct Collection {
     /// The CUPTI to load, in place of the one beside the process's CUDA libraries
     #[arg(long, value_name = "PATH")]
     cupti: Option<PathBuf>,
-}
-
-/// Where the device's times come from.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
-enum DeviceTime {
-    /// They are not recorded.
-    #[default]
-    Off,
-    /// CUPTI's activity records.
-    Cupti,
 }
 
 /// Who collects.
@@ -87,7 +78,7 @@ impl Collection {
             ensure!(path.is_file(), "--cupti {}: no such file", path.display());
         }
         let options = inside::Options {
-            device_time: self.device_time == DeviceTime::Cupti,
+            device_time: self.device_time,
             calls: collector == Collector::Inside,
             announce: collector == Collector::Both,
             ranges: self.nvtx,
@@ -119,10 +110,15 @@ impl Collection {
 
     /// Decides who collects: not [`Collector::Auto`].
     fn decide(&self, here: &Surroundings) -> Result<(Collector, String)> {
-        let wants_times = self.device_time == DeviceTime::Cupti;
+        let (wants_times, by) = match self.device_time {
+            DeviceTime::Off => (false, ""),
+            DeviceTime::Cupti => (true, "CUPTI for what the GPU did"),
+            DeviceTime::Events => (true, "CUDA events for when kernels ran"),
+        };
         Ok(match (self.collector, &here.no_probes) {
-            (Collector::Auto, None) if wants_times => {
-                (Collector::Both, "both: probes for calls, CUPTI for what the GPU did".to_owned())
+            (Collector::Auto, None) if wants_times => (Collector::Both, format!("both: probes for calls, {by}")),
+            (Collector::Auto, Some(why)) if self.device_time == DeviceTime::Events => {
+                (Collector::Inside, format!("inside, with CUDA events, as there can be no probes ({why})"))
             }
             (Collector::Auto, None) => (Collector::Outside, "outside: probes for calls".to_owned()),
             (Collector::Auto, Some(why)) if here.has_cupti => {
@@ -134,11 +130,11 @@ impl Collection {
                 )
             }
             (Collector::Outside, _) if wants_times => {
-                bail!("--device-time cupti takes --collector inside or both: probes do not see when the GPU did what")
+                bail!("--device-time takes --collector inside or both: probes do not see when the GPU did what")
             }
             (Collector::Outside, Some(why)) => bail!("--collector outside: {why}"),
             (Collector::Both, _) if !wants_times => {
-                bail!("--collector both takes --device-time cupti: calls are seen by the probes")
+                bail!("--collector both takes --device-time: calls are seen by the probes")
             }
             (Collector::Both, Some(why)) => bail!("--collector both: {why}"),
             (Collector::Outside, _) => (Collector::Outside, "outside, as asked for".to_owned()),
@@ -161,7 +157,7 @@ mod tests {
     #[test]
     fn who_collects_is_what_works_here() {
         use Collector::{Auto, Both, Inside, Outside};
-        use DeviceTime::{Cupti, Off};
+        use DeviceTime::{Cupti, Events, Off};
         for (asked, time, is_root, has_cupti, expected) in [
             (Auto, Off, true, true, Some(Outside)),
             (Auto, Cupti, true, false, Some(Both)),
@@ -174,6 +170,11 @@ mod tests {
             (Both, Off, true, true, None),
             (Both, Cupti, false, true, None),
             (Both, Cupti, true, true, Some(Both)),
+            (Auto, Events, true, false, Some(Both)),
+            (Auto, Events, false, false, Some(Inside)),
+            (Inside, Events, true, false, Some(Inside)),
+            (Outside, Events, true, true, None),
+            (Both, Events, true, false, Some(Both)),
         ] {
             let decided = decide(asked, time, is_root, has_cupti).ok();
             assert_eq!(decided, expected, "{asked:?} {time:?} root: {is_root}, CUPTI: {has_cupti}");

@@ -304,15 +304,31 @@ pub(super) fn report_as(summary: &Summary, json: bool, quiet: bool) -> Result<()
         let counts = &inside.counts;
         // Not where only ranges were asked for.
         if inside.named == RangeCounts::default() || *counts != DeviceCounts::default() {
+            let (by, processes) = match inside.events {
+                Some(_) => ("CUDA events", inside.processes),
+                None => ("CUPTI", inside.states.get("recording").copied().unwrap_or(0)),
+            };
             writeln!(
                 out,
-                "device: {} kernels, {} copies, {} memsets of {} processes with CUPTI; {} lost",
+                "device: {} kernels, {} copies, {} memsets of {} processes with {by}; {} lost",
                 counts.kernels,
                 counts.copies,
                 counts.sets,
-                inside.states.get("recording").copied().unwrap_or(0),
+                processes,
                 inside.lost + counts.missing,
             )?;
+        }
+        if let Some(events) = &inside.events {
+            let untimed: Vec<String> = events
+                .untimed
+                .iter()
+                .filter(|(_, count)| **count > 0)
+                .map(|(why, count)| format!("{count} {why}"))
+                .collect();
+            writeln!(out, "events: {}", events.in_words())?;
+            if !untimed.is_empty() {
+                writeln!(out, "  and without any, as they should: {}", untimed.join(", "))?;
+            }
         }
         let RangeCounts { ranges, marks, left_open, given_up, closes_nothing } = inside.named;
         if inside.named != RangeCounts::default() {

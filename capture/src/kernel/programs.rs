@@ -108,19 +108,32 @@ pub struct Kernel {
     node: Option<Node>,
 }
 
+/// What the programs are for.
+#[derive(Clone, Copy)]
+enum Purpose {
+    /// Some processes.
+    Processes,
+    /// The same, with libraries in them that announce the numbers of calls, and may call the driver themselves.
+    BesideLibrary { own_calls: bool },
+    /// All of a node, with launches told apart by their stacks if so.
+    Node { by_stack: bool },
+}
+
 impl Kernel {
     /// Loads the programs and gives them their plans; `ring_bytes` is the length of the ring buffer, a power of two.
     /// Nothing is probed, and no process recorded, yet.
     pub fn load(functions: &[Probed], ring_bytes: u32) -> Result<(Kernel, RingBuf<MapData>), KernelError> {
-        Kernel::load_programs(functions, ring_bytes, RECORDING, None, false)
+        Kernel::load_programs(functions, ring_bytes, RECORDING, Purpose::Processes)
     }
 
-    /// As [`Kernel::load`], where libraries inside of processes announce the numbers of calls.
+    /// As [`Kernel::load`], where libraries inside of processes announce the numbers of calls. With `own_calls` they also make calls of the
+    /// driver for themselves: these are not told.
     pub fn load_beside_library(
         functions: &[Probed],
         ring_bytes: u32,
+        own_calls: bool,
     ) -> Result<(Kernel, RingBuf<MapData>), KernelError> {
-        Kernel::load_programs(functions, ring_bytes, RECORDING, None, true)
+        Kernel::load_programs(functions, ring_bytes, RECORDING, Purpose::BesideLibrary { own_calls })
     }
 
     /// As [`Kernel::load`], and every process is recorded from its first call on that the scope has: none, until it is set.
@@ -130,20 +143,19 @@ impl Kernel {
         ring_bytes: u32,
         by_stack: bool,
     ) -> Result<(Kernel, RingBuf<MapData>), KernelError> {
-        Kernel::load_programs(functions, ring_bytes, RECORDING, Some(by_stack), false)
+        Kernel::load_programs(functions, ring_bytes, RECORDING, Purpose::Node { by_stack })
     }
 
     /// Loads the empty program too, to which the cost of the others is compared.
     pub fn load_with_empty(functions: &[Probed], ring_bytes: u32) -> Result<(Kernel, RingBuf<MapData>), KernelError> {
-        Kernel::load_programs(functions, ring_bytes, WITH_EMPTY, None, false)
+        Kernel::load_programs(functions, ring_bytes, WITH_EMPTY, Purpose::Processes)
     }
 
     fn load_programs(
         functions: &[Probed],
         ring_bytes: u32,
         programs: &'static [Named],
-        node: Option<bool>,
-        is_beside_library: bool,
+        purpose: Purpose,
     ) -> Result<(Kernel, RingBuf<MapData>), KernelError> {
         let btf = Btf::of_this_kernel()?;
         let offset = |path| btf.offset("task_struct", path);
@@ -153,9 +165,12 @@ impl Kernel {
         let switches = Layout::of(&btf).unwrap_or_default();
         let (leader, comm) = (offset("group_leader")?, offset("comm")?);
         let wake_at_bytes = u64::from(ring_bytes / 4);
-        let (recorder, is_for_node) = (u64::from(std::process::id()), u64::from(node.is_some()));
-        let by_stack = node == Some(true);
-        let (stacks_scoped, announced) = (u64::from(by_stack), u64::from(is_beside_library));
+        let (recorder, is_for_node) =
+            (u64::from(std::process::id()), u64::from(matches!(purpose, Purpose::Node { .. })));
+        let by_stack = matches!(purpose, Purpose::Node { by_stack: true });
+        let stacks_scoped = u64::from(by_stack);
+        let announced = u64::from(matches!(purpose, Purpose::BesideLibrary { .. }));
+        let own_calls = u64::from(matches!(purpose, Purpose::BesideLibrary { own_calls: true }));
         let mut loader = EbpfLoader::new();
         loader
             .override_global("TASK_TGID", &tgid, true)
@@ -170,6 +185,7 @@ impl Kernel {
             .override_global("ANNOUNCED", &announced, true)
             .override_global("NODE", &is_for_node, true)
             .override_global("STACKS_SCOPED", &stacks_scoped, true)
+            .override_global("OWN_CALLS", &own_calls, true)
             .override_global("TASK_GROUP_LEADER", &leader, true)
             .override_global("TASK_COMM", &comm, true)
             .map_max_entries("EVENTS", ring_bytes);
@@ -201,7 +217,7 @@ impl Kernel {
             program.attach(tracepoint)?;
         }
         let links = Links::load(&mut ebpf, &maps, programs)?;
-        let node = if node.is_some() { Some(Node::take(&mut ebpf)?) } else { None };
+        let node = if matches!(purpose, Purpose::Node { .. }) { Some(Node::take(&mut ebpf)?) } else { None };
         let kernel = Kernel {
             ebpf,
             targets,

@@ -100,9 +100,7 @@ impl Alone {
         let mut tape = begin_tape(&options)?;
         write_clocks(&mut tape)?;
         let mut collector = Collector::new(functions.clone(), true);
-        if inside_options.device_time {
-            collector.expect_device_times();
-        }
+        collector.expect_device_times(inside_options.device_time.told());
         let now = Instant::now();
         Ok(Alone {
             collector,
@@ -187,6 +185,7 @@ impl Alone {
         let now_ns = monotonic_ns();
         for pid in self.members.keys().copied().collect::<Vec<_>>() {
             self.lifecycle(pid, lifecycle_kind::DETACH, now_ns, 0)?;
+            self.inside.tell_device_time(pid, &self.collector, &mut self.tape)?;
         }
         self.inside.tell_all_cost(&self.collector, &mut self.tape)?;
         self.note_blind_spots(child);
@@ -305,9 +304,9 @@ impl Alone {
             if process != 0 {
                 self.tape.property(DefinitionKind::Process as u16, process, property::DEVICE_TIME, &said.what)?;
             }
-            if said.is_trouble {
+            if let Some(kind) = said.trouble {
                 let what = format!("process {}: {}", said.pid, said.what);
-                self.noted.add(Kind::SilentProcess, what.clone(), 1);
+                self.noted.add(kind, what.clone(), 1);
                 self.trouble(what);
             }
         }
@@ -397,6 +396,7 @@ impl Alone {
             let status = if pid == child.id() { child.try_wait()? } else { None };
             let status = status.map_or(0, |status| i64::from(status.into_raw()));
             self.lifecycle(pid, lifecycle_kind::PROCESS_EXIT, monotonic_ns(), status)?;
+            self.inside.tell_device_time(pid, &self.collector, &mut self.tape)?;
             self.inside.tell_cost([pid], &self.collector, &mut self.tape)?;
             self.collector.end_process(pid, &mut self.tape)?;
             self.inside.end_process(pid);

@@ -59,6 +59,8 @@ pub enum Kind {
     WithoutKernel,
     /// Work of the device that ended after the next of its stream had begun.
     Overlapping,
+    /// Of calls launches alone are recorded. The count is of processes.
+    OnlyLaunches,
 }
 
 /// What a recording cannot have seen.
@@ -246,12 +248,12 @@ pub(super) fn of_collector(collector: &Collector) -> impl Iterator<Item = BlindS
         (
             Kind::WithoutKernel,
             device.launches_cut_off,
-            "launches whose process ended before CUPTI told of their kernel",
+            "launches whose process ended before their kernel was told of",
         ),
         (
             Kind::WithoutKernel,
             device.launches_without_kernel,
-            "launches that CUPTI did not tell a kernel of: it dropped that, it was lost, or the launch was refused",
+            "launches whose kernel was not told of: that was dropped or lost, had no events around it, or the launch was refused",
         ),
         (
             Kind::WithoutKernel,

@@ -325,6 +325,7 @@ impl Session {
             self.lifecycle(pid, lifecycle_kind::PROCESS_EXIT, end_ns, status)?;
             self.note_blind_spots_of(pid);
             if let Some(inside) = &self.inside {
+                inside.tell_device_time(pid, &self.collector, &mut self.tape)?;
                 inside.tell_cost([pid], &self.collector, &mut self.tape)?;
             }
             self.collector.end_process(pid, &mut self.tape)?;

@@ -163,11 +163,16 @@ impl Session {
         let gpu_counters = options.gpu_hz.map(GpuCounters::begin).transpose();
         let gpu_counters = gpu_counters.context("the GPUs' counters can't be had: NVML")?;
         let functions = functions::all();
-        let is_announced = options.inside.as_ref().is_some_and(|(inside, _)| inside.announce);
-        let (mut kernel, ring) = match &options.node {
-            Some(scope) => Kernel::load_for_node(&functions, options.buffer_bytes, !scope.python_paths.is_empty())?,
-            None if is_announced => Kernel::load_beside_library(&functions, options.buffer_bytes)?,
-            None => Kernel::load(&functions, options.buffer_bytes)?,
+        let library = options.inside.as_ref().map(|(inside, _)| inside).filter(|inside| inside.announce);
+        let (mut kernel, ring) = match (&options.node, library) {
+            (Some(scope), _) => {
+                Kernel::load_for_node(&functions, options.buffer_bytes, !scope.python_paths.is_empty())?
+            }
+            (None, Some(library)) => {
+                let has_own_calls = library.device_time == inside::DeviceTime::Events;
+                Kernel::load_beside_library(&functions, options.buffer_bytes, has_own_calls)?
+            }
+            (None, None) => Kernel::load(&functions, options.buffer_bytes)?,
         };
         // Before probes are tried: those would leave traces in this process that hide the answer.
         let site_kernel = probes::Kernel::ask().unwrap_or(probes::Kernel::OLD);
@@ -297,6 +302,9 @@ impl Session {
         let off_at_end = self.end_off_cpu(now_ns)?;
         for pid in pids {
             self.lifecycle(pid, lifecycle_kind::DETACH, now_ns, 0)?;
+            if let Some(inside) = &self.inside {
+                inside.tell_device_time(pid, &self.collector, &mut self.tape)?;
+            }
             self.note_blind_spots_of(pid);
         }
         if let Some(inside) = &self.inside {

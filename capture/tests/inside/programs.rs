@@ -83,6 +83,19 @@ check(cu.cuCtxSynchronize())
 "#
 );
 
+/// Prints what CUDA says of what it does, and ends with the code that the argument says.
+pub(crate) const UNNOTICED: &str = with_driver!(
+    r#"
+runtime = ctypes.CDLL("libcudart.so.12")
+for index in range(20):
+    check(launch(gemm, 16, (None, first, second)[index % 3]))
+    print(launch(gemm, 0, first), runtime.cudaGetLastError(), cu.cuStreamQuery(first) in (0, 600))
+check(cu.cuCtxSynchronize())
+print(runtime.cudaPeekAtLastError(), cu.cuStreamQuery(first), flush=True)
+sys.exit(int(sys.argv[1]))
+"#
+);
+
 /// A graph of two kernels and a memset, launched as often as the argument says.
 pub(crate) const GRAPHS: &str = with_driver!(
     r#"

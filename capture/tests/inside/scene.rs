@@ -55,11 +55,22 @@ impl Scene {
         self.folder.path().join(name)
     }
 
-    /// `capture run` of a program, by a user without privileges.
+    /// Where the stand-in driver is.
+    pub(crate) fn driver(&self) -> &Path {
+        &self.driver
+    }
+
+    /// `capture run` of a program of Python, by a user without privileges.
     pub(crate) fn command(&self, options: &[&str], program: &str, arguments: &[&str]) -> Command {
+        let mut command = self.command_of(options, Path::new(PYTHON));
+        command.args(["-c", program]).args(arguments);
+        command
+    }
+
+    /// The same of any program.
+    pub(crate) fn command_of(&self, options: &[&str], program: &Path) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_capture"));
-        command.arg("run").args(["--json", "-o"]).arg(self.path("run.ktape")).args(options);
-        command.args(["--", PYTHON, "-c", program]).args(arguments);
+        command.arg("run").args(["--json", "-o"]).arg(self.path("run.ktape")).args(options).arg("--").arg(program);
         command
             .current_dir(self.folder.path())
             .env("LD_LIBRARY_PATH", &self.driver)

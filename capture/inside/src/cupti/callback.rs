@@ -3,6 +3,7 @@
 //! Read through a structure of our own: the fields are those of `CUpti_CallbackData`, the same in all versions from CUDA 11.8 on,
 //! but whatever number a newer version puts where its header has an enum, here it is a number.
 
+use std::cell::Cell;
 use std::ffi::{c_char, c_void};
 use std::panic::catch_unwind;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -10,7 +11,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use ktape_ebpf::inside::FunctionEntry;
 
 use super::library::{DOMAIN_DRIVER_API, Library, Refusal, SubscriberHandle};
-use crate::{announce, calls, guest, rings};
+use crate::{announce, calls, events, guest, rings};
 
 /// A call, as CUPTI tells of it: `CUpti_CallbackData`.
 #[repr(C)]
@@ -40,6 +41,24 @@ pub struct CallbackData {
 pub const ENTER: u32 = 0;
 /// The call has ended, and its result is there.
 pub const EXIT: u32 = 1;
+
+thread_local! {
+    /// CUPTI's id of the first call of this thread since [`expect`]; 0 for none.
+    static MET: Cell<u32> = const { Cell::new(0) };
+}
+
+/// Waits for the next call of this thread. 0, as there is none yet.
+#[inline(always)]
+pub(crate) fn expect() -> u32 {
+    MET.set(0);
+    0
+}
+
+/// CUPTI's id of that call; 0 if it has not come.
+#[inline(always)]
+pub(crate) fn met() -> u32 {
+    MET.get()
+}
 
 /// More than CUPTI has functions of the driver: 13.5 has about 800.
 const MOST_CBIDS: usize = 4096;
@@ -73,7 +92,7 @@ pub fn symbol(entry: &FunctionEntry) -> &[u8] {
 
 /// What CUPTI calls, on the thread that makes the call.
 pub(super) extern "C" fn called(_: *mut c_void, domain: u32, cbid: u32, data: *const c_void) {
-    if domain != DOMAIN_DRIVER_API || data.is_null() || !guest::is_listening() {
+    if domain != DOMAIN_DRIVER_API || data.is_null() || !guest::is_listening() || events::is_own() {
         return;
     }
     // The way of every launch: nothing in here allocates, waits or makes a system call once the thread has its ring.
@@ -86,6 +105,9 @@ pub(super) extern "C" fn called(_: *mut c_void, domain: u32, cbid: u32, data: *c
         let data = unsafe { &*data.cast::<CallbackData>() };
         match data.site {
             ENTER => {
+                if MET.get() == 0 {
+                    MET.set(data.correlation_id);
+                }
                 if guest.calls {
                     calls::entered(data, entry);
                 }

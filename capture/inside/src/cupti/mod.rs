@@ -92,6 +92,11 @@ fn subscribe(guest: &'static Guest, library: &'static Library) -> Result<Cupti, 
 }
 
 impl Cupti {
+    /// Whether it tells of calls.
+    pub(crate) fn tells(&self) -> bool {
+        self.subscriber.is_some()
+    }
+
     /// Has what the device has done handed over; at the end also what is not complete, where nobody else may have records.
     pub(crate) fn flush(&self, is_last: bool) {
         if self.is_active {

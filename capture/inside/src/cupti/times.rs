@@ -31,7 +31,7 @@ extern "C" fn ours() -> u64 {
 pub(super) fn begin(library: &Library) {
     let is_taken = library.take_timestamps_from(ours).is_ok();
     // One that says so and does otherwise is found out.
-    let is_same = read(library).is_none_or(|clocks| clocks.cupti_ns.abs_diff(clocks.monotonic_ns) < SAME_NS);
+    let is_same = read(library).is_none_or(|clocks| clocks.other_ns.abs_diff(clocks.monotonic_ns) < SAME_NS);
     IS_OURS.store(is_taken && is_same, Ordering::Relaxed);
     compare(library);
 }
@@ -41,7 +41,7 @@ pub(super) fn compare(library: &Library) {
     if !IS_OURS.load(Ordering::Relaxed)
         && let Some(clocks) = read(library)
     {
-        OFFSET_NS.store(clocks.cupti_ns.wrapping_sub(clocks.monotonic_ns) as i64, Ordering::Relaxed);
+        OFFSET_NS.store(clocks.other_ns.wrapping_sub(clocks.monotonic_ns) as i64, Ordering::Relaxed);
     }
 }
 
@@ -64,8 +64,8 @@ fn read(library: &Library) -> Option<Clocks> {
 
 fn read_once(library: &Library) -> Option<Clocks> {
     let before = clock::monotonic_ns();
-    let cupti_ns = library.timestamp()?;
+    let other_ns = library.timestamp()?;
     let uncertainty_ns = clock::monotonic_ns() - before;
     let monotonic_ns = before + uncertainty_ns / 2;
-    Some(Clocks { kind: kind::CLOCKS, padding: 0, pid_tid: 0, monotonic_ns, cupti_ns, uncertainty_ns })
+    Some(Clocks { kind: kind::CLOCKS, device: 0, pid_tid: 0, monotonic_ns, other_ns, uncertainty_ns })
 }

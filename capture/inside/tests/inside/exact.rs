@@ -104,7 +104,7 @@ fn where_cupti_keeps_its_own_clock_times_are_converted() {
         // The conversion of one record does not change between its two ends by more than the clock was off in between.
         assert!((kernel.ran.end_ns - kernel.ran.start_ns).abs_diff(end_ns - start_ns) < 1_000_000);
     }
-    assert!(recorder.told.clocks >= 1);
+    assert!(!recorder.told.clocks.is_empty());
 }
 
 #[test]

@@ -4,6 +4,7 @@
 //! say SKIPPED.
 
 mod cost;
+mod events;
 mod exact;
 mod headers;
 mod parameters;

@@ -14,8 +14,8 @@ use std::time::{Duration, Instant};
 
 use ktape_ebpf::inside::ring::{HEADER_BYTES, Reader};
 use ktape_ebpf::inside::{
-    CONTROL_FILE, Control, CopyRan, Correlated, DIRECTORY_VARIABLE, FUNCTIONS_FILE, FunctionEntry, KernelRan, LAYOUT,
-    MAGIC, Missing, PROCESS_SUFFIX, ProcessPage, RING_SUFFIX, SetRan, Text, device_time, kind,
+    CONTROL_FILE, Clocks, Control, CopyRan, Correlated, DIRECTORY_VARIABLE, FUNCTIONS_FILE, FunctionEntry, KernelRan,
+    LAYOUT, MAGIC, Missing, PROCESS_SUFFIX, ProcessPage, RING_SUFFIX, Ran, SetRan, Text, device_time, kind, untimed,
 };
 use ktape_ebpf::wire::{self, Plain as _, Plan, tally};
 use tempfile::TempDir;
@@ -44,7 +44,9 @@ pub(crate) struct Told {
     pub(crate) calls: usize,
     pub(crate) correlated: Vec<Correlated>,
     pub(crate) missing: Vec<Missing>,
-    pub(crate) clocks: usize,
+    pub(crate) clocks: Vec<Clocks>,
+    /// Kernels that CUDA events were around.
+    pub(crate) timed: Vec<Ran>,
 }
 
 /// A process's page, read.
@@ -54,6 +56,9 @@ pub(crate) struct Page {
     pub(crate) code: u32,
     pub(crate) cupti_version: u32,
     pub(crate) detail: String,
+    /// Launches that have had events, how long these took, and those that were not to have any.
+    pub(crate) timed: (u64, u64),
+    pub(crate) untimed: [u64; untimed::NAMES.len()],
     pub(crate) cost: Cost,
 }
 
@@ -87,7 +92,7 @@ impl Recorder {
         let directory = tempfile::tempdir_in("/dev/shm").unwrap();
         let path = directory.path().join(CONTROL_FILE);
         fs::write(&path, [0; 4096]).unwrap();
-        let functions: Vec<u8> = ["cuLaunchKernel", "cuMemcpyHtoD_v2"]
+        let functions: Vec<u8> = ["cuLaunchKernel", "cuMemcpyHtoD_v2", "cuLaunchKernel_ptsz", "cuLaunchKernelEx"]
             .iter()
             .enumerate()
             .flat_map(|(index, name)| {
@@ -106,7 +111,7 @@ impl Recorder {
         page.calls = 1;
         page.ring_bytes = 1 << 22;
         page.flush_ms = 20;
-        page.functions = 2;
+        page.functions = 4;
         change(page);
         page.magic.store(MAGIC, Ordering::Release);
         let lock = File::open(&path).unwrap();
@@ -134,6 +139,19 @@ impl Recorder {
     /// The same, with something done all the time.
     pub(crate) fn run_with(&mut self, command: &mut Command, mut between: impl FnMut(&mut Recorder, u32)) -> Output {
         command.env("CUDA_INJECTION64_PATH", library()).env(DIRECTORY_VARIABLE, self.directory.path());
+        if self.control().device_time == device_time::EVENTS {
+            command.env("LD_PRELOAD", library());
+        }
+        self.run_prepared(command, &mut between)
+    }
+
+    /// The same, of a program that loads the library when the driver does, and not before.
+    pub(crate) fn run_late(&mut self, command: &mut Command) -> Output {
+        command.env("CUDA_INJECTION64_PATH", library()).env(DIRECTORY_VARIABLE, self.directory.path());
+        self.run_prepared(command, &mut |_, _| {})
+    }
+
+    fn run_prepared(&mut self, command: &mut Command, between: &mut dyn FnMut(&mut Recorder, u32)) -> Output {
         let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
         let patience = Instant::now() + Duration::from_secs(120);
         while child.try_wait().unwrap().is_none() {
@@ -205,6 +223,8 @@ impl Recorder {
                 code: page.code.load(Ordering::Relaxed),
                 cupti_version: page.cupti_version.load(Ordering::Relaxed),
                 detail: detail.to_string_lossy().into_owned(),
+                timed: (page.timed.load(Ordering::Relaxed), page.timed_ns.load(Ordering::Relaxed)),
+                untimed: page.untimed.each_ref().map(|count| count.load(Ordering::Relaxed)),
                 cost: Cost {
                     own_ns: page.own_ns.load(Ordering::Relaxed),
                     own_calls: page.own_calls.load(Ordering::Relaxed),
@@ -235,7 +255,8 @@ impl Told {
             kind::SET_RAN => self.sets.push(SetRan::read(record).unwrap()),
             kind::CORRELATED => self.correlated.push(Correlated::read(record).unwrap()),
             kind::MISSING => self.missing.push(Missing::read(record).unwrap()),
-            kind::CLOCKS => self.clocks += 1,
+            kind::CLOCKS => self.clocks.push(Clocks::read(record).unwrap()),
+            kind::KERNEL_TIMED => self.timed.push(Ran::read(record).unwrap()),
             kind::FUNCTION_NAME => {}
             // Calls have a kind of 16 bits.
             other if other & 0xffff == wire::kind::CALL => self.calls += 1,
@@ -262,7 +283,19 @@ pub(crate) fn part(name: &str) -> PathBuf {
 
 /// The program, with the stand-in libraries. None, and the test is skipped, where they are not there.
 pub(crate) fn client(arguments: &[&str]) -> Option<Command> {
-    static PROGRAM: OnceLock<Option<(TempDir, PathBuf)>> = OnceLock::new();
+    static PROGRAM: OnceLock<Option<Program>> = OnceLock::new();
+    program(&PROGRAM, "client.c", arguments)
+}
+
+/// A program, compiled once, and the folder that it lies in.
+pub(crate) type Program = (TempDir, PathBuf);
+
+/// As [`client`], another program.
+pub(crate) fn program(
+    compiled: &'static OnceLock<Option<Program>>,
+    source: &str,
+    arguments: &[&str],
+) -> Option<Command> {
     let simcuda = part("simcuda");
     if !simcuda.join("libcupti.so.12").exists() {
         super::skip("fixtures/simcuda/build.sh has not run");
@@ -271,13 +304,13 @@ pub(crate) fn client(arguments: &[&str]) -> Option<Command> {
     let compile = || {
         let folder = tempfile::tempdir().unwrap();
         let program = folder.path().join("client");
-        let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/inside/client.c");
+        let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/inside").join(source);
         let mut compiler = Command::new("cc");
         compiler.args(["-std=gnu11", "-O1", "-Wall", "-Werror", "-pthread", "-o"]).arg(&program).arg(source);
         let compiled = compiler.arg("-ldl").status();
         compiled.is_ok_and(|status| status.success()).then_some((folder, program))
     };
-    let Some((_, program)) = PROGRAM.get_or_init(compile) else {
+    let Some((_, program)) = compiled.get_or_init(compile) else {
         super::skip("there is no C compiler");
         return None;
     };

@@ -521,7 +521,9 @@ impl Open {
     pub(super) fn called(&self, kernel: u32) -> Option<Called> {
         let called = |correlation, start_ns, stream, what| Called { correlation, start_ns, stream, what };
         Some(match self {
-            Open::Launch(row) => called(row.correlation, row.start_ns, row.stream, What::Launch { kernel }),
+            Open::Launch(row) => {
+                called(row.correlation, row.start_ns, row.stream, What::Launch { kernel, shape: row.shape })
+            }
             // Of several devices, each with its stream.
             Open::Launches(rows) => called(rows.first()?.correlation, rows[0].start_ns, 0, What::Other),
             Open::GraphLaunch(row, _) => called(row.correlation, row.start_ns, row.stream, What::Graph(row.graph)),

@@ -47,7 +47,7 @@ use ktape_format::event;
 use ktape_format::table::DefinitionKind;
 use rustc_hash::FxHashMap;
 
-use super::inside::device::{DeviceCounts, Work};
+use super::inside::device::{Called, DeviceCounts, What, Work, device};
 use super::inside::ranges::{RangeCounts, Ranges};
 use crate::probes::functions::Probed;
 use crate::target::libraries::FileId;
@@ -106,6 +106,18 @@ pub enum Notice {
     ManyTasks(u32),
 }
 
+/// What the device tells of itself.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum DeviceTimes {
+    /// Nothing.
+    #[default]
+    None,
+    /// When kernels ran.
+    OfKernels,
+    /// When it did what: then each copy is told by the device, and not by its call.
+    OfAll,
+}
+
 /// What was taken of one function.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Taken {
@@ -150,8 +162,8 @@ pub struct Collector {
     sources: FxHashMap<u64, Source>,
     /// The same of kernels that are not told apart any more: of each process that ended, as many as it had.
     further_sources: BTreeMap<Source, u64>,
-    /// Whether the device's own times are asked for: then each copy is told by the device, and not by its call.
-    device_times: bool,
+    /// Whether the device's own times are asked for.
+    device_times: DeviceTimes,
     device: DeviceCounts,
     ranges: RangeCounts,
     unknown: Unknown,
@@ -216,7 +228,7 @@ impl Collector {
             off_cpu_written: 0,
             drivers: FxHashMap::default(),
             sources: FxHashMap::default(),
-            device_times: false,
+            device_times: DeviceTimes::None,
             device: DeviceCounts::default(),
             ranges: RangeCounts::default(),
             unknown: Unknown::default(),
@@ -226,8 +238,8 @@ impl Collector {
     }
 
     /// From now on the device's own times are told.
-    pub fn expect_device_times(&mut self) {
-        self.device_times = true;
+    pub fn expect_device_times(&mut self, times: DeviceTimes) {
+        self.device_times = times;
     }
 
     /// What became of what the device did.
@@ -488,12 +500,16 @@ impl Collector {
             }
             inside::kind::CLOCKS => {
                 if let Some(clocks) = Clocks::read(record) {
+                    let (clock, device) = match clocks.device.checked_sub(1) {
+                        Some(index) => (event::clock_kind::DEVICE, sink.define(device(index))?),
+                        None => (event::clock_kind::CUPTI, 0),
+                    };
                     sink.event(event::ClockPair {
                         start_ns: clocks.monotonic_ns as i64,
-                        clock: event::clock_kind::CUPTI,
-                        value_ns: clocks.cupti_ns as i64,
+                        clock,
+                        value_ns: clocks.other_ns as i64,
                         uncertainty_ns: clocks.uncertainty_ns,
-                        device: 0,
+                        device,
                     })?;
                 }
             }
@@ -587,9 +603,12 @@ impl Collector {
         }
         let has_return = function.meaning.wants_return(self.launch_durations);
         let open = within.captured(arguments, open, has_return, sink)?;
-        if self.device_times {
-            thread.last = open.called(process.kernels.last);
-        }
+        let is_told_of = |called: &Called| match self.device_times {
+            DeviceTimes::None => false,
+            DeviceTimes::OfKernels => matches!(called.what, What::Launch { .. }),
+            DeviceTimes::OfAll => true,
+        };
+        thread.last = open.called(process.kernels.last).filter(is_told_of);
         if has_return {
             thread.push(Pending {
                 function: call.function,
@@ -661,7 +680,9 @@ pub(super) fn pid_of(kind: u32, record: &[u8]) -> Option<u32> {
         kind::OFF_CPU => offset_of!(OffCpu, pid_tid),
         inside::kind::CORRELATED => offset_of!(Correlated, pid_tid),
         inside::kind::TEXT => offset_of!(Text, pid_tid),
-        inside::kind::KERNEL_RAN | inside::kind::COPY_RAN | inside::kind::SET_RAN => offset_of!(Ran, pid_tid),
+        inside::kind::KERNEL_RAN | inside::kind::COPY_RAN | inside::kind::SET_RAN | inside::kind::KERNEL_TIMED => {
+            offset_of!(Ran, pid_tid)
+        }
         inside::kind::FUNCTION_NAME => offset_of!(FunctionName, pid_tid),
         inside::kind::CLOCKS => offset_of!(Clocks, pid_tid),
         inside::kind::MISSING => offset_of!(Missing, pid_tid),

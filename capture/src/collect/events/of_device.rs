@@ -22,7 +22,7 @@ pub(super) struct Teller<'a> {
     pub(super) account: &'a mut Account,
     pub(super) counts: &'a mut DeviceCounts,
     pub(super) work: &'a mut Vec<Work>,
-    pub(super) device_times: bool,
+    pub(super) copies_are_told_of: bool,
 }
 
 /// A process's [`Teller`]. A macro, as its threads may be borrowed meanwhile.
@@ -35,7 +35,7 @@ macro_rules! teller {
             account: &mut $collector.account,
             counts: &mut $collector.device,
             work: &mut $collector.work,
-            device_times: $collector.device_times,
+            copies_are_told_of: $collector.device_times == $crate::collect::events::DeviceTimes::OfAll,
         }
     };
 }
@@ -58,7 +58,7 @@ impl Teller<'_> {
         let mut work = std::mem::take(self.work);
         for work in work.drain(..) {
             match work {
-                work if self.device_times => {
+                work if self.copies_are_told_of => {
                     self.with_device(|device, around| device.work(cupti, work, around, sink))?
                 }
                 Work::Copy(row) => sink.event(row)?,
@@ -100,6 +100,7 @@ impl Collector {
             }),
             inside::kind::COPY_RAN => CopyRan::read(record).map(Did::Copy),
             inside::kind::SET_RAN => SetRan::read(record).map(Did::Set),
+            inside::kind::KERNEL_TIMED => Some(Did::Between(ran)),
             _ => None,
         };
         let pid = upper(ran.pid_tid);
@@ -135,6 +136,9 @@ impl Collector {
             inside::missing::BACKWARDS => "CUPTI's records end before they begin",
             inside::missing::UNKNOWN_KIND => "CUPTI's records are of a kind that is not known",
             inside::missing::UNREADABLE => "a buffer of CUPTI's could not be read to its end",
+            inside::missing::NO_EVENT => "no CUDA event was free for the kernel's launch",
+            inside::missing::EVENT_FAILED => "a CUDA event around the kernel's launch failed",
+            inside::missing::CUT_OFF => "the kernel was not seen to end before its context or the recording did",
             _ => "CUPTI's records are missing",
         };
         self.device.missing = self.device.missing.saturating_add(missing.count);

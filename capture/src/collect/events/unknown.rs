@@ -45,10 +45,10 @@ impl Collector {
     pub fn lose<S: Sink>(&mut self, record: &[u8], sink: &mut S) -> Result<(), S::Error> {
         let Some(kind) = record.first_chunk::<2>().map(|kind| u16::from_ne_bytes(*kind).into()) else { return Ok(()) };
         let (table, start_ns, end_ns, counted_ns) = match kind {
-            inside::kind::KERNEL_RAN | inside::kind::COPY_RAN | inside::kind::SET_RAN => {
+            inside::kind::KERNEL_RAN | inside::kind::KERNEL_TIMED | inside::kind::COPY_RAN | inside::kind::SET_RAN => {
                 let Some(ran) = Ran::read(record) else { return Ok(()) };
                 let table = match kind {
-                    inside::kind::KERNEL_RAN => Kernel::KIND,
+                    inside::kind::KERNEL_RAN | inside::kind::KERNEL_TIMED => Kernel::KIND,
                     inside::kind::COPY_RAN => Memcpy::KIND,
                     _ => Memset::KIND,
                 };

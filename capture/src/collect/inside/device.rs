@@ -7,6 +7,9 @@
 //! Both can be late. A device's record whose call is not known yet waits for [`WAITS_NS`], and becomes a row without a call if
 //! none comes. A call waits until [`MOST_CALLS`] others came after it; what it launched and the device never told of is counted.
 //!
+//! Where CUDA events are in place of CUPTI, their numbers are the library's own, and all that is told is when a kernel ran at most: from
+//! the event before it to the one behind. The rest is its launch's.
+//!
 //! A copy is told of by both sides. The call's row has no time, so it waits with the call, and the device's row takes its place;
 //! where none comes, it goes onto the tape as it is. So each copy is there once.
 
@@ -25,7 +28,7 @@ use rustc_hash::FxHashMap;
 use serde::Serialize;
 
 use super::super::events::Key;
-use super::super::events::account::{Account, give};
+use super::super::events::account::{Account, Fate, give};
 use super::super::events::graphs::Graphs;
 use super::super::events::kernels::Kernels;
 use super::order::Order;
@@ -56,7 +59,7 @@ pub struct DeviceCounts {
     pub refused_launches: u64,
     /// Launches that the device told nothing of, of processes that ended: they were killed before CUPTI had handed it out.
     pub launches_cut_off: u64,
-    /// Launches that the device told nothing of, for another reason: CUPTI dropped it, or it was lost.
+    /// Launches that the device told nothing of, for another reason: CUPTI dropped it, it was lost, or there were no events around it.
     pub launches_without_kernel: u64,
     /// Launches of graphs that the device told nothing of, although kernels, copies or memsets of theirs are known, of processes that
     /// ended.
@@ -65,7 +68,8 @@ pub struct DeviceCounts {
     pub graph_launches_without_work: u64,
     /// Copies and memsets likewise: they are on the tape, without a time of the device.
     pub copies_without_time: u64,
-    /// Records that CUPTI dropped, or that could not be read.
+    /// Records that CUPTI dropped, or that could not be read, and kernels that should have had events around them, or whose events could not
+    /// be read.
     pub missing: u64,
     /// Kernels, copies and memsets that ended after the next of their stream had begun. They are on the tape as they were told.
     pub overlapping: u64,
@@ -78,6 +82,8 @@ pub(in super::super) enum What {
     Launch {
         /// Its definition.
         kernel: u32,
+        /// And that of how it is launched.
+        shape: u32,
     },
     /// All of a graph, by its definition.
     Graph(u32),
@@ -129,6 +135,8 @@ pub(in super::super) enum Did {
     Copy(CopyRan),
     /// It set memory.
     Set(SetRan),
+    /// It ran a kernel between these times.
+    Between(Ran),
 }
 
 impl Did {
@@ -137,6 +145,7 @@ impl Did {
             Did::Kernel(kernel, _) => &kernel.ran,
             Did::Copy(copy) => &copy.ran,
             Did::Set(set) => &set.ran,
+            Did::Between(ran) => ran,
         }
     }
 }
@@ -177,7 +186,10 @@ impl Device {
     /// Names each definition whose id is kept.
     pub(in super::super) fn kept(&self, keep: &mut dyn FnMut(DefinitionKind, u32)) {
         self.calls.values().for_each(|waiting| match waiting.called.what {
-            What::Launch { kernel } => keep(DefinitionKind::Kernel, kernel),
+            What::Launch { kernel, shape } => {
+                keep(DefinitionKind::Kernel, kernel);
+                keep(DefinitionKind::Shape, shape);
+            }
             What::Graph(graph) => keep(DefinitionKind::Graph, graph),
             What::Copies | What::Other => {}
         });
@@ -343,7 +355,10 @@ impl Device {
         sink: &mut S,
     ) -> Result<(), S::Error> {
         let ran = did.ran();
-        let stream = self.stream(called, ran, around, sink)?;
+        let stream = match did {
+            Did::Between(_) => called.map_or(0, |called| called.stream),
+            _ => self.stream(called, ran, around, sink)?,
+        };
         let correlation = called.map_or(0, |called| called.correlation);
         let graph = match called.map(|called| called.what) {
             Some(What::Graph(graph)) => graph,
@@ -355,10 +370,14 @@ impl Device {
             _ => ran.start_ns as i64,
         };
         let duration_ns = if has_time { ran.end_ns - ran.start_ns } else { 0 };
-        let timing = if has_time { timing::MEASURED } else { timing::ABSENT };
+        let timing = match did {
+            _ if !has_time => timing::ABSENT,
+            Did::Between(_) => timing::BOUNDED,
+            _ => timing::MEASURED,
+        };
         around.counts.without_time += u64::from(!has_time);
-        // Nodes of a graph have an order of their own.
-        if has_time && (ran.graph, ran.graph_node) == (0, 0) {
+        // Nodes of a graph have an order of their own, and events tell no stream.
+        if timing == timing::MEASURED && (ran.graph, ran.graph_node) == (0, 0) {
             around.counts.overlapping += self.order.add((ran.context, ran.stream), (ran.start_ns, ran.end_ns));
         }
         if called.is_none() {
@@ -368,6 +387,20 @@ impl Device {
         }
         let graph_node = ran.graph_node;
         let (kind, end_ns, fate) = match did {
+            Did::Between(_) => {
+                let fate = match called.map(|called| called.what) {
+                    Some(What::Launch { shape, .. }) => {
+                        around.counts.kernels += 1;
+                        give(
+                            Kernel { start_ns, duration_ns, correlation, stream, shape, timing, ..Kernel::default() },
+                            sink,
+                        )?
+                    }
+                    // Which kernel that was only its launch could say.
+                    _ => Fate::LeftOut,
+                };
+                (Kernel::KIND, ran.counted_ns() as i64, fate)
+            }
             Did::Kernel(kernel, name) => {
                 around.counts.kernels += 1;
                 let shape = self.shape(called, kernel, name, around, sink)?;
@@ -429,7 +462,7 @@ impl Device {
         around: &mut Around<'_>,
         sink: &mut S,
     ) -> Result<u32, S::Error> {
-        if let Some(Called { what: What::Launch { kernel }, .. }) = called
+        if let Some(Called { what: What::Launch { kernel, .. }, .. }) = called
             && !name.is_empty()
         {
             around.kernels.named_by_device(kernel, name, sink)?;
@@ -501,7 +534,8 @@ fn correlation(work: &Work) -> u64 {
     }
 }
 
-fn device(index: u32) -> definition::Device {
+/// A device of NVIDIA's, by its number.
+pub(in super::super) fn device(index: u32) -> definition::Device {
     definition::Device { process: 0, index, vendor: vendor::NVIDIA, uuid: 0 }
 }
 

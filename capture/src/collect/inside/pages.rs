@@ -6,7 +6,7 @@ use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{Ordering, fence};
 
-use ktape_ebpf::inside::{LAYOUT, MAGIC, ProcessPage};
+use ktape_ebpf::inside::{LAYOUT, MAGIC, ProcessPage, untimed};
 use ktape_ebpf::python::Interpreter;
 
 use super::cost::Cost;
@@ -19,6 +19,17 @@ pub struct Page {
     path: PathBuf,
     /// What it was told last.
     told: Option<Interpreter>,
+}
+
+/// Launches with CUDA events around them, and those that were not to have any.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Timed {
+    /// Launches with events.
+    pub launches: u64,
+    /// How long the program's threads took for these.
+    pub own_ns: u64,
+    /// Launches without, by [`untimed`].
+    pub untimed: [u64; untimed::NAMES.len()],
 }
 
 /// What a process says of itself.
@@ -99,6 +110,14 @@ impl Page {
         let overhead_ns = std::array::from_fn(|index| page.overhead_ns[index].load(Ordering::Relaxed));
         Cost { own_ns, own_calls, keeper_ns, cupti_threads_ns, process_ns, ..Cost::default() }
             .with_overheads(overhead_ns)
+    }
+
+    /// Launches that have had CUDA events around them.
+    pub fn timed(&self) -> Timed {
+        let page = self.page();
+        let [launches, own_ns] = [&page.timed, &page.timed_ns].map(|word| word.load(Ordering::Relaxed));
+        let untimed = page.untimed.each_ref().map(|count| count.load(Ordering::Relaxed));
+        Timed { launches, own_ns, untimed }
     }
 
     /// Tells the process its Python, or, with an empty one, that its stacks are not to be walked.

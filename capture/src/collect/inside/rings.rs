@@ -317,7 +317,9 @@ impl Ring {
             kind::SAMPLE => offset_of!(Sample, time_ns),
             inside::CORRELATED => offset_of!(Correlated, time_ns),
             inside::RANGE => offset_of!(RangeTold, time_ns),
-            inside::KERNEL_RAN | inside::COPY_RAN | inside::SET_RAN => offset_of!(Ran, end_ns),
+            inside::KERNEL_RAN | inside::COPY_RAN | inside::SET_RAN | inside::KERNEL_TIMED => {
+                offset_of!(Ran, end_ns)
+            }
             _ => return true,
         };
         let Some(word) = self.front.get(at..).and_then(|rest| rest.first_chunk::<8>()) else {
@@ -355,7 +357,7 @@ impl Ring {
 
     fn of(&self) -> Of {
         match self.kind() {
-            Some(inside::KERNEL_RAN | inside::COPY_RAN | inside::SET_RAN) => Of::Device,
+            Some(inside::KERNEL_RAN | inside::COPY_RAN | inside::SET_RAN | inside::KERNEL_TIMED) => Of::Device,
             Some(inside::RANGE) => Of::Range,
             _ => Of::Calls,
         }

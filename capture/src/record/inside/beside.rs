@@ -33,7 +33,7 @@ impl Session {
         let link = Link { program: Program::Correlated, symbol: SITE, file_offset: site.file_offset, cookie: 0 };
         let refused = self.kernel.attach(&[link], &path)?.refused;
         anyhow::ensure!(refused.is_empty(), "{}: no probe at {}", library.display(), refused.join(", "));
-        self.collector.expect_device_times();
+        self.collector.expect_device_times(options.device_time.told());
         self.inside = Some(inside);
         Ok(())
     }
@@ -67,7 +67,7 @@ impl Session {
         }
         inside.end_threads(&mut self.collector, &mut self.tape)?;
         for said in inside.words() {
-            troubles.extend(said.is_trouble.then(|| format!("process {}: {}", said.pid, said.what)));
+            troubles.extend(said.trouble.map(|_| format!("process {}: {}", said.pid, said.what)));
             let process = self.collector.process_id(said.pid);
             if process != 0 {
                 let subject = ktape_format::table::DefinitionKind::Process as u16;

@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::Ordering;
 
 use anyhow::{Context as _, Result, ensure};
-use ktape_ebpf::inside::{CONTROL_FILE, Control, FUNCTIONS_FILE, FunctionEntry, LAYOUT, MAGIC, device_time};
+use ktape_ebpf::inside::{CONTROL_FILE, Control, FUNCTIONS_FILE, FunctionEntry, LAYOUT, MAGIC};
 use ktape_ebpf::wire::Plain as _;
 use rustix::fs::{FlockOperation, flock};
 
@@ -23,8 +23,6 @@ use crate::target::process::is_running;
 
 /// What its name begins with; then come the recorder's number and a count.
 const PREFIX: &str = "ktape-";
-/// How often what the device did is asked for: a view of the tape while it is written is at most a second behind.
-const FLUSH_MS: u32 = 200;
 
 /// The directory. It goes when this does.
 #[derive(Debug)]
@@ -99,12 +97,12 @@ fn fill(path: &Path, options: &Options, functions: &[Probed]) -> Result<Director
     unsafe {
         ensure!(cupti.len() < (*page).cupti.len(), "the path of CUPTI is too long");
         (&raw mut (*page).layout).write(LAYOUT);
-        (&raw mut (*page).device_time).write(if options.device_time { device_time::CUPTI } else { device_time::OFF });
+        (&raw mut (*page).device_time).write(options.device_time.code());
         (&raw mut (*page).calls).write(options.calls.into());
         (&raw mut (*page).announce).write(options.announce.into());
         (&raw mut (*page).follow).write(1);
         (&raw mut (*page).ring_bytes).write(options.ring_bytes);
-        (&raw mut (*page).flush_ms).write(FLUSH_MS);
+        (&raw mut (*page).flush_ms).write(options.device_time.flush_ms());
         (&raw mut (*page).functions).write(entries.len() as u32);
         std::ptr::copy_nonoverlapping(cupti.as_ptr(), (&raw mut (*page).cupti).cast(), cupti.len());
         (*page).magic.store(MAGIC, Ordering::Release);
@@ -146,20 +144,22 @@ fn is_locked(path: &Path) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use super::super::DeviceTime;
     use super::*;
 
     #[test]
     fn a_directory_is_its_user_s_alone_and_goes_with_the_recorder() {
         let functions = crate::probes::functions::all();
         let (cupti, ring_bytes) = (None, 1 << 16);
-        let options = Options { device_time: true, calls: true, announce: false, ranges: false, cupti, ring_bytes };
+        let device_time = DeviceTime::Cupti;
+        let options = Options { device_time, calls: true, announce: false, ranges: false, cupti, ring_bytes };
         let directory = Directory::create(&options, &functions).unwrap();
         let path = directory.path().to_owned();
         assert_eq!(fs::metadata(&path).unwrap().mode() & 0o777, 0o700);
         assert!(is_locked(&path));
         let control = directory.control();
         assert_eq!(control.magic.load(Ordering::Relaxed), MAGIC);
-        assert_eq!((control.device_time, control.calls, control.ring_bytes), (device_time::CUPTI, 1, 1 << 16));
+        assert_eq!((control.device_time, control.calls, control.ring_bytes), (device_time.code(), 1, 1 << 16));
         let table = fs::read(path.join(FUNCTIONS_FILE)).unwrap();
         assert_eq!(table.len(), control.functions as usize * size_of::<FunctionEntry>());
         assert_eq!(control.functions as usize, functions.len(), "no name is too long");

@@ -13,7 +13,8 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, ensure};
-use ktape_ebpf::inside::{DIRECTORY_VARIABLE, state};
+use clap::ValueEnum;
+use ktape_ebpf::inside::{DIRECTORY_VARIABLE, device_time, state, untimed};
 use ktape_ebpf::python::Interpreter;
 use ktape_ebpf::wire::tally::Slot;
 use ktape_format::definition::property;
@@ -23,11 +24,12 @@ use rustc_hash::FxHashMap;
 use serde::Serialize;
 
 pub use self::library::{can_load, find as find_library};
+use super::blind_spots::Kind;
 use super::output::Output;
-use crate::collect::events::{Collector, Notice};
+use crate::collect::events::{Collector, DeviceTimes, Notice};
 use crate::collect::inside::cost::Cost;
 use crate::collect::inside::device::DeviceCounts;
-use crate::collect::inside::pages::{Page, Word};
+use crate::collect::inside::pages::{Page, Timed, Word};
 use crate::collect::inside::ranges::RangeCounts;
 use crate::collect::inside::rings::{Of, Rings};
 use crate::probes::functions::Probed;
@@ -36,14 +38,54 @@ use crate::probes::functions::Probed;
 pub const INJECTION_VARIABLE: &str = "CUDA_INJECTION64_PATH";
 /// And that in which each copy of NVTX does.
 pub const NVTX_VARIABLE: &str = "NVTX_INJECTION64_PATH";
+/// And that in which the loader finds what it loads before all else.
+pub const PRELOAD_VARIABLE: &str = "LD_PRELOAD";
 /// How often the directory is looked through although no library has said that there is something new.
 const LOOK_AGAIN: Duration = Duration::from_millis(500);
+
+/// Where the device's times come from.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub enum DeviceTime {
+    /// They are not recorded.
+    #[default]
+    Off,
+    /// CUPTI's activity records.
+    Cupti,
+    /// CUDA events around launches.
+    Events,
+}
+
+impl DeviceTime {
+    /// As libraries are told it.
+    fn code(self) -> u32 {
+        match self {
+            DeviceTime::Off => device_time::OFF,
+            DeviceTime::Cupti => device_time::CUPTI,
+            DeviceTime::Events => device_time::EVENTS,
+        }
+    }
+
+    /// What is told by them.
+    pub(super) fn told(self) -> DeviceTimes {
+        match self {
+            DeviceTime::Off => DeviceTimes::None,
+            DeviceTime::Cupti => DeviceTimes::OfAll,
+            DeviceTime::Events => DeviceTimes::OfKernels,
+        }
+    }
+
+    /// How often what the device did is asked for: a view of the tape while it is written is at most a second behind. Events that are not
+    /// asked for are not free for other launches.
+    fn flush_ms(self) -> u32 {
+        if self == DeviceTime::Events { 20 } else { 200 }
+    }
+}
 
 /// What libraries in processes are asked for.
 #[derive(Clone, Debug)]
 pub struct Options {
     /// The device's own times.
-    pub device_time: bool,
+    pub device_time: DeviceTime,
     /// Calls, with their stacks: where no eBPF program sees them.
     pub calls: bool,
     /// Which call has which number in CUPTI: where an eBPF program listens.
@@ -57,14 +99,19 @@ pub struct Options {
 }
 
 impl Options {
-    /// Whether CUPTI is wanted, and so the driver to load the library.
-    fn wants_cupti(&self) -> bool {
-        self.device_time || self.calls || self.announce
+    /// Whether the driver is to load the library. Where events are, a library of somebody else's that it loads is left to it: then the first launch
+    /// begins the recording.
+    fn wants_driver_to_load(&self) -> bool {
+        match self.device_time {
+            DeviceTime::Events => value_of(INJECTION_VARIABLE).is_none(),
+            DeviceTime::Cupti => true,
+            DeviceTime::Off => self.calls || self.announce,
+        }
     }
 
-    /// The variables by which processes find the library.
+    /// The variables by which the driver and NVTX find the library.
     fn variables(&self) -> impl Iterator<Item = &'static str> {
-        let by_driver = self.wants_cupti().then_some(INJECTION_VARIABLE);
+        let by_driver = self.wants_driver_to_load().then_some(INJECTION_VARIABLE);
         by_driver.into_iter().chain(self.ranges.then_some(NVTX_VARIABLE))
     }
 }
@@ -74,8 +121,8 @@ impl Options {
 pub(super) struct Said {
     pub(super) pid: u32,
     pub(super) what: String,
-    /// Whether nothing of the device comes from it.
-    pub(super) is_trouble: bool,
+    /// What is missing of it, if something is.
+    pub(super) trouble: Option<Kind>,
 }
 
 /// What a recording tells of its inside collector.
@@ -90,12 +137,42 @@ pub struct Summary {
     pub counts: DeviceCounts,
     /// Ranges and marks.
     pub named: RangeCounts,
+    /// Launches with CUDA events around them, if these were asked for.
+    pub events: Option<EventsTook>,
     /// Rows of kernels, copies, memsets, ranges and marks that found no room in a ring.
     pub lost: u64,
     /// Records that made no sense.
     pub strange: u64,
     /// What the library and CUPTI took of the processes.
     pub cost: Cost,
+}
+
+/// What CUDA events around launches took.
+#[derive(Clone, Debug, Serialize)]
+pub struct EventsTook {
+    /// Launches that have had events.
+    pub launches: u64,
+    /// How long the program's threads took for these.
+    pub own_ns: u64,
+    /// What share of one processor that is, over the time of the recording.
+    pub processor_share: f64,
+    /// Launches without events that nothing is missing of, by reason.
+    pub untimed: BTreeMap<&'static str, u64>,
+}
+
+impl EventsTook {
+    fn of(timed: &Timed, elapsed: Duration) -> EventsTook {
+        let Timed { launches, own_ns, untimed } = *timed;
+        let processor_share = own_ns as f64 / elapsed.as_nanos().max(1) as f64;
+        EventsTook { launches, own_ns, processor_share, untimed: untimed::NAMES.into_iter().zip(untimed).collect() }
+    }
+
+    /// For a person.
+    pub fn in_words(&self) -> String {
+        let each_ns = self.own_ns as f64 / self.launches.max(1) as f64;
+        let share = 100.0 * self.processor_share;
+        format!("{} launches timed, {each_ns:.0} ns each: {share:.1} % of a processor", self.launches)
+    }
 }
 
 /// The inside collector of a recording.
@@ -111,6 +188,9 @@ pub(super) struct Inside {
     cost: Cost,
     /// And of programs that processes ran before those that they run now.
     earlier: FxHashMap<u32, Cost>,
+    began: Instant,
+    /// Of processes that have ended.
+    timed: Timed,
     files: u64,
     looked: Instant,
     /// Goes last.
@@ -130,6 +210,8 @@ impl Inside {
             states: BTreeMap::new(),
             cost: Cost::default(),
             earlier: FxHashMap::default(),
+            began: Instant::now(),
+            timed: Timed::default(),
             files: 0,
             looked: Instant::now(),
             directory,
@@ -142,13 +224,23 @@ impl Inside {
 
     /// What a command's environment needs.
     pub(super) fn variables(&self) -> Vec<(&'static str, OsString)> {
-        let names = self.options.variables().map(|name| (name, self.library.as_os_str().to_owned()));
-        names.chain([(DIRECTORY_VARIABLE, self.directory.path().as_os_str().to_owned())]).collect()
+        let library = self.library.as_os_str();
+        let names = self.options.variables().map(|name| (name, library.to_owned()));
+        let by_loader = (self.options.device_time == DeviceTime::Events).then(|| {
+            // Before others: it hands out what they would have.
+            let mut preloaded = library.to_owned();
+            if let Some(others) = value_of(PRELOAD_VARIABLE) {
+                preloaded.push(":");
+                preloaded.push(others);
+            }
+            (PRELOAD_VARIABLE, preloaded)
+        });
+        names.chain(by_loader).chain([(DIRECTORY_VARIABLE, self.directory.path().as_os_str().to_owned())]).collect()
     }
 
     /// Whether it tells what the device did.
     pub(super) fn wants_device_time(&self) -> bool {
-        self.options.device_time
+        self.options.device_time != DeviceTime::Off
     }
 
     /// Looks for processes that have loaded the library since the last time, and for new rings.
@@ -209,13 +301,26 @@ impl Inside {
         self.tell_cost(pids, collector, tape)
     }
 
+    /// Tells the tape what events took of a process of which no more comes.
+    pub(super) fn tell_device_time(&self, pid: u32, collector: &Collector, tape: &mut Output) -> Result<(), TapeError> {
+        let process = collector.process_id(pid);
+        let Some((page, word)) = self.pages.get(&pid).filter(|_| process != 0) else { return Ok(()) };
+        let timed = page.timed();
+        if timed.launches == 0 {
+            return Ok(());
+        }
+        let took = EventsTook::of(&timed, self.began.elapsed()).in_words();
+        let said = in_words(word, &self.options).map_or_else(|| EVENTS.to_owned(), |(what, _)| what);
+        tape.property(DefinitionKind::Process as u16, process, property::DEVICE_TIME, &format!("{said}; {took}"))
+    }
+
     /// What processes say of themselves that they had not said before.
     pub(super) fn words(&mut self) -> Vec<Said> {
         let mut said = Vec::new();
         for (&pid, (page, known)) in &mut self.pages {
             let word = page.word();
             if word != *known {
-                said.extend(in_words(&word, &self.options).map(|(what, is_trouble)| Said { pid, what, is_trouble }));
+                said.extend(in_words(&word, &self.options).map(|(what, trouble)| Said { pid, what, trouble }));
                 *known = word;
             }
         }
@@ -282,9 +387,11 @@ impl Inside {
 
     /// Whether all processes have nothing more to tell.
     pub(super) fn are_quiet(&self) -> bool {
-        let is_quiet = |state| {
-            use state::{FAILED, LEFT_ENABLED, NO_CUPTI, OTHER_CLIENT, QUIET};
-            matches!(state, QUIET | LEFT_ENABLED | FAILED | NO_CUPTI | OTHER_CLIENT)
+        let needs_cupti = self.options.device_time != DeviceTime::Events;
+        let is_quiet = |state| match state {
+            state::NO_CUPTI | state::OTHER_CLIENT => needs_cupti,
+            state::QUIET | state::LEFT_ENABLED | state::FAILED => true,
+            _ => false,
         };
         self.pages.values().all(|(page, _)| is_quiet(page.word().state))
     }
@@ -296,6 +403,10 @@ impl Inside {
         self.earlier.remove(&pid);
         if let Some((page, word)) = self.pages.remove(&pid) {
             *self.states.entry(state_name(word.state).to_owned()).or_default() += 1;
+            let Timed { launches, own_ns, untimed } = page.timed();
+            self.timed.launches += launches;
+            self.timed.own_ns += own_ns;
+            self.timed.untimed.iter_mut().zip(untimed).for_each(|(sum, count)| *sum += count);
             page.remove();
             self.rings.forget_page(pid);
         }
@@ -313,7 +424,9 @@ impl Inside {
         let counted = self.counted();
         let lost = NO_CALLS.iter().map(|&table| counted.lost[table as usize]).sum();
         let (processes, states, strange) = (self.processes, self.states.clone(), self.rings.strange());
-        Summary { processes, states, counts, named, lost, strange, cost: self.cost.clone() }
+        let events =
+            (self.options.device_time == DeviceTime::Events).then(|| EventsTook::of(&self.timed, self.began.elapsed()));
+        Summary { processes, states, counts, named, events, lost, strange, cost: self.cost.clone() }
     }
 }
 
@@ -333,25 +446,51 @@ fn state_name(state: u32) -> &'static str {
         state::QUIET => "quiet",
         state::FAILED => "failed",
         state::LEFT_ENABLED => "left_enabled",
+        state::NOT_PRELOADED => "not_preloaded",
         _ => "unknown",
     }
 }
 
-/// What a process says, for a person; and whether that is trouble. `None` where nothing is to be said.
-fn in_words(word: &Word, options: &Options) -> Option<(String, bool)> {
-    let without = if options.calls { "nothing of it is recorded" } else { "the device's times are not recorded" };
+/// What the property [`property::DEVICE_TIME`] begins with where events are.
+const EVENTS: &str = "events: CUDA events around launches";
+
+/// What a process says, for a person; and what is missing, if something is. `None` where nothing is to be said.
+fn in_words(word: &Word, options: &Options) -> Option<(String, Option<Kind>)> {
     let Word { code, cupti_version, detail, .. } = word;
+    let cupti = || format!("CUPTI {cupti_version}, {detail}");
+    let no_cupti = match word.state {
+        state::NO_CUPTI => format!("no CUPTI: {detail}"),
+        state::REFUSED => format!("CUPTI answers {code}: {detail}"),
+        state::OTHER_CLIENT => format!("another client of CUPTI is in the process: {detail}"),
+        _ => String::new(),
+    };
+    let is_without_cupti = !no_cupti.is_empty();
+    let missing = |what| (what, Some(Kind::SilentProcess));
+    if options.device_time == DeviceTime::Events {
+        return Some(match word.state {
+            state::RECORDING if options.calls => (format!("{EVENTS}; calls from {}", cupti()), None),
+            state::RECORDING => (EVENTS.to_owned(), None),
+            _ if is_without_cupti => {
+                (format!("{EVENTS}; of calls launches alone are recorded: {no_cupti}"), Some(Kind::OnlyLaunches))
+            }
+            state::NOT_PRELOADED => (
+                "the device's times are not recorded: the library was not preloaded".to_owned(),
+                Some(Kind::WithoutTime),
+            ),
+            state::FAILED => {
+                missing(format!("the device's times are not recorded: the library inside failed: {detail}"))
+            }
+            _ => return None,
+        });
+    }
+    let without = if options.calls { "nothing of it is recorded" } else { "the device's times are not recorded" };
     Some(match word.state {
-        state::RECORDING if options.device_time || options.calls => (format!("CUPTI {cupti_version}, {detail}"), false),
-        state::NO_CUPTI => (format!("{without}: no CUPTI: {detail}"), true),
+        state::RECORDING if options.device_time != DeviceTime::Off || options.calls => (cupti(), None),
         // Calls are told all the same, if it was the device's times that CUPTI refused.
-        state::REFUSED if options.calls => (format!("not all of it is recorded: CUPTI answers {code}: {detail}"), true),
-        state::REFUSED => (format!("{without}: CUPTI answers {code}: {detail}"), true),
-        state::OTHER_CLIENT => (format!("{without}: another client of CUPTI is in the process: {detail}"), true),
-        state::LEFT_ENABLED => {
-            (format!("CUPTI {cupti_version}, {detail}; for another client that came later it stays on"), false)
-        }
-        state::FAILED => (format!("{without}: the library inside failed: {detail}"), true),
+        state::REFUSED if options.calls => missing(format!("not all of it is recorded: {no_cupti}")),
+        _ if is_without_cupti => missing(format!("{without}: {no_cupti}")),
+        state::FAILED => missing(format!("{without}: the library inside failed: {detail}")),
+        state::LEFT_ENABLED => (format!("{}; for another client that came later it stays on", cupti()), None),
         _ => return None,
     })
 }
@@ -363,7 +502,7 @@ fn in_words(word: &Word, options: &Options) -> Option<(String, bool)> {
 /// Why not.
 pub fn check(program: &Path, options: &Options) -> Result<()> {
     for name in options.variables() {
-        let other = std::env::var_os(name).filter(|value| !value.is_empty());
+        let other = value_of(name);
         let without = if name == NVTX_VARIABLE { "--nvtx" } else { "--device-time and --collector inside" };
         ensure!(
             other.is_none(),
@@ -372,4 +511,9 @@ pub fn check(program: &Path, options: &Options) -> Result<()> {
         );
     }
     can_load(program)
+}
+
+/// A variable's value in this process, and so in the command's. One that is empty is as none.
+fn value_of(name: &str) -> Option<OsString> {
+    std::env::var_os(name).filter(|value| !value.is_empty())
 }

@@ -5,7 +5,7 @@ use ktape_ebpf::wire::{Call, Correlated, Plain as _, Return, STACK_WORDS, StackC
 use ktape_format::{Memory, Table as _};
 
 use super::*;
-use crate::collect::events::{Collector, Identity, Notice, Settled};
+use crate::collect::events::{Collector, DeviceTimes, Identity, Notice, Settled};
 use crate::probes::functions;
 
 const PID_TID: u64 = 7 << 32 | 7;
@@ -18,7 +18,7 @@ struct Test {
 impl Test {
     fn new() -> Test {
         let (mut collector, mut sink) = (Collector::new(functions::all(), true), Memory::default());
-        collector.expect_device_times();
+        collector.expect_device_times(DeviceTimes::OfAll);
         let Ok(()) = collector.begin_process(&Identity { pid: 7, ..Identity::default() }, true, &mut sink);
         Test { collector, sink }
     }
@@ -114,6 +114,20 @@ fn a_kernel_has_its_launch_s_number_stream_and_kernel() {
     assert_eq!(sink.definitions.kernel_name(kernel.shape), "gemm");
     // The launch's kernel had no name: the device says it.
     assert_eq!(counts, DeviceCounts { kernels: 1, ..DeviceCounts::default() });
+}
+
+#[test]
+fn a_kernel_that_events_bound_is_as_its_launch_says_and_without_one_is_nothing() {
+    let mut test = Test::new();
+    test.launch(10, 501, 0);
+    let between = |id| Ran { start_ns: 100, end_ns: 250, ..ran(inside::KERNEL_TIMED, id) };
+    test.device(between(501).as_bytes(), 1000);
+    test.device(between(777).as_bytes(), 1000);
+    let (counts, sink) = test.end();
+    let (launch, kernel) = (sink.events.launch.row(0), sink.events.kernel.row(0));
+    assert_eq!((kernel.start_ns, kernel.duration_ns, kernel.timing), (100, 150, timing::BOUNDED));
+    assert_eq!((kernel.correlation, kernel.stream, kernel.shape), (launch.correlation, launch.stream, launch.shape));
+    assert_eq!((sink.events.kernel.len(), counts.kernels, counts.of_unknown_calls), (1, 1, 1));
 }
 
 #[test]
