@@ -57,8 +57,13 @@ impl Scene {
 
     /// `capture run` of a program, by a user without privileges.
     pub(crate) fn command(&self, options: &[&str], program: &str, arguments: &[&str]) -> Command {
+        self.command_onto("run.ktape", options, program, arguments)
+    }
+
+    /// The same, onto a tape or directory of this name.
+    pub(crate) fn command_onto(&self, name: &str, options: &[&str], program: &str, arguments: &[&str]) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_capture"));
-        command.arg("run").args(["--json", "-o"]).arg(self.path("run.ktape")).args(options);
+        command.arg("run").args(["--json", "-o"]).arg(self.path(name)).args(options);
         command.args(["--", PYTHON, "-c", program]).args(arguments);
         command
             .current_dir(self.folder.path())

@@ -54,6 +54,8 @@ pub struct Options {
     pub cupti: Option<PathBuf>,
     /// How long the ring of a thread is: a power of two.
     pub ring_bytes: u32,
+    /// Whether the command's children are recorded too.
+    pub follow: bool,
 }
 
 impl Options {
