@@ -96,8 +96,9 @@ impl Collection {
             follow,
         };
         let library = || -> Result<PathBuf> {
-            inside::check(program, &options).context("the library inside cannot be loaded")?;
-            inside::find_library()
+            let library = inside::find_library()?;
+            inside::check(program, &library, &options).context("the library inside cannot be loaded")?;
+            Ok(library)
         };
         let library = || library().with_context(|| format!("collector {why}"));
         let chosen = match collector {

@@ -359,7 +359,7 @@ fn in_words(word: &Word, options: &Options) -> Option<(String, bool)> {
 /// # Errors
 ///
 /// Why not.
-pub fn check(program: &Path, options: &Options) -> Result<()> {
+pub fn check(program: &Path, library: &Path, options: &Options) -> Result<()> {
     for name in options.variables() {
         let other = std::env::var_os(name).filter(|value| !value.is_empty());
         let without = if name == NVTX_VARIABLE { "--nvtx" } else { "--device-time and --collector inside" };
@@ -369,5 +369,5 @@ pub fn check(program: &Path, options: &Options) -> Result<()> {
             other.unwrap_or_default().to_string_lossy()
         );
     }
-    can_load(program)
+    can_load(program, library)
 }
