@@ -73,8 +73,6 @@ pub struct Control {
     pub files: AtomicU64,
     /// Set by the recorder at its end. One that dies has not set it, but holds the file locked no more.
     pub ended: AtomicU32,
-    /// Raised by the recorder when all that was sent (stacks, code, names) counts as not sent.
-    pub rotation: AtomicU32,
 }
 
 /// A function that is told of.
