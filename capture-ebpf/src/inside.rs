@@ -63,17 +63,16 @@ pub struct Control {
     pub flush_ms: u32,
     /// How many entries the table of functions has.
     pub functions: u32,
-    /// The process that is recorded where children are not: others that load the library, as they got its variables by
-    /// another way than their environment, stay as they are. 0 where any is.
-    pub process: u32,
+    /// The recorder, where only the command that it has begun is recorded: others that load the library, as they began before the command
+    /// called the driver or got its variables in another way, are no children of the recorder's, and stay as they are. 0 where any
+    /// process is recorded.
+    pub parent: u32,
     /// A file of CUPTI to load instead of what is found, with a zero at its end; empty for none.
     pub cupti: [u8; 1024],
     /// Raised by the library whenever it has added a file.
     pub files: AtomicU64,
     /// Set by the recorder at its end. One that dies has not set it, but holds the file locked no more.
     pub ended: AtomicU32,
-    /// Raised by the recorder when all that was sent (stacks, code, names) counts as not sent.
-    pub rotation: AtomicU32,
 }
 
 /// A function that is told of.

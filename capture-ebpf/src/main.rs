@@ -354,7 +354,8 @@ fn forked(ctx: RawTracePointContext) -> i32 {
         // SAFETY: a map's value.
         let _ = INTERPRETERS.insert(child_pid, &Walked { generation, ..unsafe { *walked } }, 0);
     }
-    if TARGETS.insert(child_pid, &Target { generation, last_state: 0, ..parent }, 0).is_err() {
+    let follow = if parent.follow == u32::MAX { u32::MAX } else { parent.follow - 1 };
+    if TARGETS.insert(child_pid, &Target { generation, follow, last_state: 0, ..parent }, 0).is_err() {
         let _ = INTERPRETERS.remove(child_pid);
         maps::count_unsaid(unsaid::CHILDREN);
         return 0;

@@ -611,7 +611,7 @@ pub const MOST_TARGETS: u32 = 4096;
 pub struct Target {
     /// Tells this program of this process from any other that had its number: a time.
     pub generation: u64,
-    /// Whether its children are recorded too.
+    /// How many generations of its children are recorded too: `u32::MAX` for all.
     pub follow: u32,
     /// Whether native frames are wanted of every stack.
     pub native: u32,

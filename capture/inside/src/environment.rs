@@ -5,7 +5,7 @@
 //! the old one by one store: whoever is looking through the old one finds all in it. That one is never freed.
 //!
 //! What the program made of its environment before (Python's `os.environ` is a copy) stays; a child that is given the variables
-//! from there finds that it is not the process that is recorded (`Control::process`), and does nothing.
+//! from there finds that it is not the recorder's (`Control::parent`), and does nothing.
 
 use std::ffi::{CStr, c_char};
 use std::ptr::null_mut;

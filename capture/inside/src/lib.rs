@@ -94,11 +94,12 @@ fn guest() -> Option<&'static Guest> {
 fn begin(directory: &Path) -> Result<Option<&'static Guest>, String> {
     let control = files::control(directory)?;
     let pid = std::process::id();
-    if control.process != 0 && control.process != pid {
-        return Ok(None);
-    }
     if control.follow == 0 {
         environment::remove(&VARIABLES);
+    }
+    // SAFETY: no pointers.
+    if control.parent != 0 && control.parent != unsafe { libc::getppid() } as u32 {
+        return Ok(None);
     }
     if has_own_numbers() {
         return Err("it is in a namespace of process numbers of its own".to_owned());

@@ -350,7 +350,6 @@ fn tell(said: Said<'_>) {
         };
         rings::with_ring(table, time_ns, |ring| {
             let guest = guest::current();
-            let rotation = guest.map_or(0, |guest| guest.control.rotation.load(Ordering::Relaxed));
             let writer = &mut ring.writer;
             if table != 0 {
                 writer.seen(table, time_ns);
@@ -359,13 +358,13 @@ fn tell(said: Said<'_>) {
             let stack = match guest.filter(|_| table != 0) {
                 Some(guest) => {
                     let caller = ring.caller.get_or_insert_with(|| Box::new(Caller::new(guest.pid)));
-                    caller.stack(guest, rotation, writer)
+                    caller.stack(guest, writer)
                 }
                 None => 0,
             };
             let mut text = |text: &[u8]| match text {
                 [] => Some(0),
-                text => ring.names.id(writer, text, rotation),
+                text => ring.names.id(writer, text),
             };
             let told = text(said.domain).zip(text(said.text)).is_some_and(|(domain, name)| {
                 let record = RangeTold {

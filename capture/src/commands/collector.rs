@@ -62,12 +62,12 @@ struct Surroundings {
 }
 
 impl Collection {
-    /// Chooses for a program. Returns the choice, and why, in a line.
+    /// Chooses for a program; `follow` says whether its children are recorded too. Returns the choice, and why, in a line.
     ///
     /// # Errors
     ///
     /// If what is asked for cannot be, with the reason.
-    pub(super) fn choose(&self, recording: &Recording, program: &Path) -> Result<(Chosen, String)> {
+    pub(super) fn choose(&self, recording: &Recording, program: &Path, follow: bool) -> Result<(Chosen, String)> {
         let no_probes = privileges::demand().err().map(|error| error.to_string());
         let no_probes = no_probes.or_else(|| process::is_in_first_namespace().err().map(|error| error.to_string()));
         let variable = |name: &str| std::env::var_os(name);
@@ -84,10 +84,12 @@ impl Collection {
             ranges: self.nvtx,
             cupti: self.cupti.as_ref().map(|path| path.canonicalize().unwrap_or_else(|_| path.clone())),
             ring_bytes: recording.ring_bytes(),
+            follow,
         };
         let library = || -> Result<PathBuf> {
-            inside::check(program, &options).context("the library inside cannot be loaded")?;
-            inside::find_library()
+            let library = inside::find_library()?;
+            inside::check(program, &library, &options).context("the library inside cannot be loaded")?;
+            Ok(library)
         };
         let library = || library().with_context(|| format!("collector {why}"));
         let chosen = match collector {

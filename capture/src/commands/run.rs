@@ -27,6 +27,9 @@ pub(super) struct Args {
     recording: Recording,
     #[command(flatten)]
     collection: Collection,
+    /// Record the command's own process alone: what it starts is left out, and has the environment that it would have had
+    #[arg(long)]
+    no_children: bool,
     /// The command, with its arguments
     #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true)]
     command: Vec<OsString>,
@@ -53,7 +56,7 @@ pub(super) fn run(args: &Args) -> Result<Outcome> {
     let output = args.recording.output(&program.to_string_lossy(), std::process::id());
     let stop = recording::stop_on_signals()?;
     let segments = args.recording.segments(&output);
-    let (chosen, why) = args.collection.choose(&args.recording, &file)?;
+    let (chosen, why) = args.collection.choose(&args.recording, &file, !args.no_children)?;
     if !args.recording.quiet {
         // A closed stderr leaves nobody to tell.
         let _ = writeln!(io::stderr(), "collector: {why}");
@@ -63,7 +66,7 @@ pub(super) fn run(args: &Args) -> Result<Outcome> {
     let mut options = Options {
         output,
         segments,
-        follow: true,
+        follow: !args.no_children,
         launch_durations: args.recording.launch_durations,
         native: args.recording.native,
         buffer_bytes: args.recording.buffer << 20,

@@ -85,7 +85,11 @@ impl Surroundings {
     pub(super) fn new(folder: &Path) -> Surroundings {
         let interpreters = interpreters();
         let program = interpreters.first().map_or(Path::new("python3"), |python| &python.path);
-        let inside = inside::find_library().map_err(|error| format!("{error:#}"));
+        let inside = inside::find_library().and_then(|library| match interpreters.first() {
+            Some(python) => inside::can_load(&python.path, &library).map(|()| library),
+            None => Ok(library),
+        });
+        let inside = inside.map_err(|error| format!("{error:#}"));
         let libraries = loader::candidates(program, |name| std::env::var_os(name)).into_iter();
         Surroundings {
             libraries: libraries.map(|library| Found { kind: library.kind, path: library.path }).collect(),

@@ -252,7 +252,8 @@ impl Session {
     /// Records what this process spawns, from its first instruction on, until [`Session::spawned`].
     pub fn before_spawn(&mut self) -> Result<()> {
         let pid = std::process::id();
-        self.kernel.set_target(pid, Target { follow: 1, ..self.new_target() })?;
+        let target = self.new_target();
+        self.kernel.set_target(pid, Target { follow: target.follow.saturating_add(1), ..target })?;
         Ok(())
     }
 
@@ -461,7 +462,7 @@ impl Session {
     pub(super) fn new_target(&self) -> Target {
         Target {
             generation: monotonic_ns() as u64,
-            follow: self.options.follow.into(),
+            follow: if self.options.follow { u32::MAX } else { 0 },
             native: self.options.native.into(),
             ..Target::default()
         }

@@ -146,7 +146,7 @@ fn a_program_that_loads_no_library_is_refused_and_what_is_preloaded_already_stay
     std::fs::write(&source, "int main(void) { return 0; }").expect("ours");
     let compiled = Command::new("cc").arg("-static").arg("-o").arg(&static_program).arg(&source).status();
     if compiled.is_ok_and(|status| status.success()) {
-        let mut command = scene.command_of(&["--device-time", "events"], &static_program);
+        let mut command = scene.command_of("run.ktape", &["--device-time", "events"], &static_program);
         let output = command.output().expect("capture starts");
         let said = String::from_utf8_lossy(&output.stderr);
         assert!(output.status.code() == Some(1) && said.contains("linked statically"), "{said}");

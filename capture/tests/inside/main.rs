@@ -10,11 +10,13 @@ mod programs;
 mod scene;
 
 use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
 
-use ktape_format::definition::{Function, KernelName, Shape, Stream, property};
+use ktape_format::definition::{Frame, Function, KernelName, Shape, Stack, Stream, property};
 use ktape_format::event::timing;
+use ktape_format::recording::Recording;
 use ktape_format::table::DefinitionKind;
-use ktape_format::{Contents, Table as _};
+use ktape_format::{Contents, Table as _, Tape, Wanted};
 use ktape_simcuda_truth::{CopyKind, DeviceKind, Truth};
 use scene::{Outcome, Scene};
 
@@ -302,6 +304,68 @@ fn launches_of_graphs_of_which_the_device_told_nothing_are_counted_but_not_of_em
         );
         std::fs::remove_file(scene.path("run.ktape")).expect("it is there");
     }
+}
+
+#[test]
+fn children_are_recorded_unless_asked_not_to_and_then_have_the_environment_that_they_would_have_had() {
+    let Some(scene) = Scene::new("children") else { return };
+    let record = |options: &[&str], processes: u64| {
+        let options = [options, &["--collector", "inside"]].concat();
+        let Outcome { summary, .. } = scene.run(&options, programs::PARENT, &["parent", programs::PARENT]);
+        assert_eq!((&summary["processes"], &summary["written"]), (&processes.into(), &summary["seen"]), "{summary}");
+        assert_eq!(scene.tape().events.launch.len() as u64, processes);
+        std::fs::remove_file(scene.path("run.ktape")).expect("it is there");
+        let text = std::fs::read_to_string(scene.path("environment")).expect("the child's environment");
+        text.lines().map(str::to_owned).collect::<Vec<_>>()
+    };
+    let (with, without) = (record(&[], 2), record(&["--no-children"], 1));
+    let more: Vec<&String> = with.iter().filter(|line| !without.contains(line)).collect();
+    assert_eq!(with.len(), without.len() + 2, "{with:?} {without:?}");
+    assert!(more[0].starts_with("CUDA_INJECTION64_PATH=") && more[1].starts_with("KTAPE_INSIDE="), "{more:?}");
+}
+
+/// What was told once, in the first, is not told again for the others: stacks, names, what they are of.
+#[test]
+fn each_segment_has_the_stacks_and_names_that_its_rows_refer_to() {
+    const TURNS: usize = 8_000;
+    let Some(scene) = Scene::new("segments") else { return };
+    let options = ["--device-time", "cupti", "--segment-time", "1h", "--buffer", "1024"];
+    let mut command = scene.command_onto("recording/", &options, programs::WORK, &[&TURNS.to_string()]);
+    let child = command.stdout(std::process::Stdio::piped()).spawn().expect("capture starts");
+    let directory = scene.path("recording");
+    let segments = || Recording::list(&directory).map_or(0, |recording| recording.segments.len());
+    let (began, mut asked) = (Instant::now(), 0);
+    while asked < 3 && began.elapsed() < Duration::from_secs(60) {
+        if segments() > asked {
+            std::thread::sleep(Duration::from_millis(100));
+            asked += 1;
+            let pid = rustix::process::Pid::from_child(&child);
+            rustix::process::kill_process(pid, rustix::process::Signal::HUP).expect("it is not waited for yet");
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    let output = child.wait_with_output().expect("capture ends");
+    let summary: serde_json::Value = serde_json::from_slice(&output.stdout).expect("a summary");
+    assert_eq!((&summary["lost"], &summary["inside"]["lost"]), (&0.into(), &0.into()), "{summary}");
+    let recording = Recording::list(&directory).expect("segments");
+    assert!(recording.segments.len() > 3, "{} segments", recording.segments.len());
+    let (mut launches, mut kernels) = (0, 0);
+    for segment in &recording.segments {
+        let tape = Tape::open(segment.tape.as_ref().expect("its tape")).expect("a tape");
+        let Contents { events, definitions, .. } = tape.read(&Wanted::default()).expect("a sound tape");
+        for row in events.launch.rows() {
+            let frame = definitions.get::<Stack>(row.stack).and_then(|stack| definitions.get::<Frame>(stack.frame));
+            assert_eq!(frame.map(|frame| definitions.string(frame.name)), Some("launch"));
+        }
+        let names = events.launch.rows().map(|row| row.shape).chain(events.kernel.rows().map(|row| row.shape));
+        let mut names = names.map(|shape| definitions.kernel_name(shape));
+        assert!(names.all(|name| ["gemm", "softmax"].contains(&name)));
+        launches += events.launch.len();
+        kernels += events.kernel.len();
+        let process = DefinitionKind::Process as u16;
+        assert!(events.launch.is_empty() || definitions.property(process, 1, property::INSIDE_COST).is_some());
+    }
+    assert_eq!((launches, kernels), (2 * TURNS, 2 * TURNS));
 }
 
 #[test]

@@ -67,6 +67,18 @@ check(cu.cuCtxSynchronize())
 "#
 );
 
+/// Launches, prints the environment of a child to a file, and has a child launch.
+pub(crate) const PARENT: &str = with_driver!(
+    r#"
+import subprocess
+check(launch(gemm, 16, first))
+if sys.argv[1] == "parent":
+    subprocess.run("env -u _ | sort > environment", shell=True, check=True)
+    subprocess.run([sys.executable, "-c", sys.argv[2], "child"], check=True)
+check(cu.cuCtxSynchronize())
+"#
+);
+
 /// A graph of one kernel, and one that is empty, launched as often as the argument says.
 pub(crate) const FULL_AND_EMPTY_GRAPHS: &str = with_driver!(
     r#"

@@ -62,15 +62,20 @@ impl Scene {
 
     /// `capture run` of a program of Python, by a user without privileges.
     pub(crate) fn command(&self, options: &[&str], program: &str, arguments: &[&str]) -> Command {
-        let mut command = self.command_of(options, Path::new(PYTHON));
+        self.command_onto("run.ktape", options, program, arguments)
+    }
+
+    /// The same, onto a tape or directory of this name.
+    pub(crate) fn command_onto(&self, name: &str, options: &[&str], program: &str, arguments: &[&str]) -> Command {
+        let mut command = self.command_of(name, options, Path::new(PYTHON));
         command.args(["-c", program]).args(arguments);
         command
     }
 
     /// The same of any program.
-    pub(crate) fn command_of(&self, options: &[&str], program: &Path) -> Command {
+    pub(crate) fn command_of(&self, name: &str, options: &[&str], program: &Path) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_capture"));
-        command.arg("run").args(["--json", "-o"]).arg(self.path("run.ktape")).args(options).arg("--").arg(program);
+        command.arg("run").args(["--json", "-o"]).arg(self.path(name)).args(options).arg("--").arg(program);
         command
             .current_dir(self.folder.path())
             .env("LD_LIBRARY_PATH", &self.driver)

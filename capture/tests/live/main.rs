@@ -20,7 +20,10 @@ mod samples;
 mod segments;
 mod stacks;
 
+use std::path::Path;
+
 use exact::Compared;
+use ktape_format::{Table as _, Tape, Wanted};
 use processes::{Recorder, Scene, Target, pythons};
 
 /// Everything that can be compared without a return probe at each launch.
@@ -144,6 +147,26 @@ fn children_are_recorded_with_their_parent() {
         let output = run.output().expect("capture starts");
         assert!(output.status.success(), "{python}: {output:?}");
         scene.compare("run.ktape", EXACT);
+    }
+}
+
+#[test]
+fn only_the_command_itself_is_recorded_where_that_is_asked_for() {
+    let Some(python) = pythons().pop() else { return };
+    let Some(scene) = Scene::new("no children") else { return };
+    let child = "import os, subprocess\nif os.environ.pop('WITH_CHILD', None):\n    \
+                 subprocess.run([sys.executable, '-c', os.environ['PROGRAM'], sys.argv[1]], check=True)\n";
+    let program = format!("{}\n{child}", processes::LAUNCHES);
+    for (options, processes) in [(["--no-children"].as_slice(), 1), (&[], 2)] {
+        let tape = scene.path("run.ktape");
+        let mut run = scene.capture(&[["run", "--json", "-o", &tape].as_slice(), options, &["--"]].concat());
+        run.env("PROGRAM", &program).env("WITH_CHILD", "1").args([&python, "-c", &program, "300"]);
+        let output = run.output().expect("capture starts");
+        let summary: serde_json::Value = serde_json::from_slice(&output.stdout).expect("a summary");
+        assert_eq!(summary["processes"], processes, "{summary}");
+        let contents = Tape::open(Path::new(&tape)).expect("a tape").read(&Wanted::default()).expect("a sound tape");
+        assert_eq!(contents.events.launch.len(), 600 * processes, "{summary}");
+        std::fs::remove_file(&tape).expect("it is there");
     }
 }
 

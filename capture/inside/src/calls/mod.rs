@@ -85,8 +85,8 @@ impl Caller {
 
     /// The hash of the thread's Python stack, told before if it is new: see [`Stacks::tell`].
     #[inline(always)]
-    pub(crate) fn stack(&mut self, guest: &Guest, asked: u32, writer: &mut Writer) -> u64 {
-        self.stacks.tell(guest.page, asked, writer, writer.pid_tid())
+    pub(crate) fn stack(&mut self, guest: &Guest, writer: &mut Writer) -> u64 {
+        self.stacks.tell(guest.page, writer, writer.pid_tid())
     }
 
     /// Tells that a function was called.
@@ -104,10 +104,9 @@ impl Caller {
         let structure = data.function_params.cast::<u8>();
         // SAFETY: CUPTI hands over this function's arguments.
         let words = if structure.is_null() { Default::default() } else { unsafe { parameters.read(structure) } };
-        let asked = guest.control.rotation.load(Ordering::Relaxed);
-        let stack = if plan.stack != 0 { self.stack(guest, asked, writer) } else { 0 };
+        let stack = if plan.stack != 0 { self.stack(guest, writer) } else { 0 };
         if plan.stack & stack_use::LAUNCH != 0 && parameters.kernel != 0 {
-            self.name_kernel(words[usize::from(parameters.kernel) - 1], data, asked, writer);
+            self.name_kernel(words[usize::from(parameters.kernel) - 1], data, writer);
         }
         let here = 0u8;
         let is_on_stack = self.arguments.stack.holds(structure as u64, 1);
@@ -139,9 +138,9 @@ impl Caller {
 
     /// Tells the name of a kernel that this thread launches for the first time.
     #[inline(always)]
-    fn name_kernel(&mut self, handle: u64, data: &CallbackData, asked: u32, writer: &mut Writer) {
+    fn name_kernel(&mut self, handle: u64, data: &CallbackData, writer: &mut Writer) {
         let name = data.symbol_name as u64;
-        let when = SENT.now(asked);
+        let when = SENT.now();
         let unloads = UNLOADS.load(Ordering::Acquire);
         // Those that the thread launches again and again it has by itself.
         let last = (handle, name, unloads, when.rotation);

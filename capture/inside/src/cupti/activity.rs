@@ -140,7 +140,6 @@ extern "C" fn completed(_: *mut c_void, _: u32, buffer: *mut u8, _: usize, valid
 
 /// Tells all records of a buffer.
 fn take_all(library: &Library, buffer: *mut u8, bytes: usize) {
-    let rotation = guest::current().map_or(0, |guest| guest.control.rotation.load(Ordering::Relaxed));
     let mut record = null();
     while guest::is_listening() {
         match library.next_record(buffer, bytes, record) {
@@ -149,14 +148,14 @@ fn take_all(library: &Library, buffer: *mut u8, bytes: usize) {
             Next::Unreadable => return count(missing::UNREADABLE, 1),
         }
         let room = (buffer.addr() + bytes).saturating_sub(record.addr());
-        if record.addr() < buffer.addr() || !take(record, room, rotation) {
+        if record.addr() < buffer.addr() || !take(record, room) {
             return count(missing::UNREADABLE, 1);
         }
     }
 }
 
 /// Tells a record. False if it is cut off.
-fn take(record: *const u8, room: usize, rotation: u32) -> bool {
+fn take(record: *const u8, room: usize) -> bool {
     /// The record as a structure, if so much of it is there.
     fn read<T>(record: *const u8, room: usize) -> Option<T> {
         // SAFETY: `room` bytes are in the buffer. Of all types here, any bytes are a value.
@@ -164,7 +163,7 @@ fn take(record: *const u8, room: usize, rotation: u32) -> bool {
     }
     let Some(kind) = read::<u32>(record, room) else { return false };
     let is_read = match kind {
-        KIND_KERNEL => read(record, room).map(|kernel| tell_kernel(&kernel, rotation)),
+        KIND_KERNEL => read(record, room).map(|kernel| tell_kernel(&kernel)),
         KIND_COPY => read(record, room).map(|copy| tell_copy(&copy)),
         KIND_PEER_COPY => read(record, room).map(|copy| tell_peer_copy(&copy)),
         KIND_SET => read(record, room).map(|set| tell_set(&set)),
@@ -216,7 +215,7 @@ macro_rules! ran {
     };
 }
 
-fn tell_kernel(kernel: &Kernel, rotation: u32) {
+fn tell_kernel(kernel: &Kernel) {
     let ran = ran!(kind::KERNEL_RAN, kernel);
     tell(tally::KERNEL, ran, |ring, ran| {
         let name = if kernel.name.is_null() {
@@ -227,7 +226,7 @@ fn tell_kernel(kernel: &Kernel, rotation: u32) {
         };
         Some(KernelRan {
             ran,
-            name: ring.names.id(&mut ring.writer, name, rotation)?,
+            name: ring.names.id(&mut ring.writer, name)?,
             registers: kernel.registers.into(),
             grid: kernel.grid,
             block: kernel.block,

@@ -13,16 +13,13 @@ const MOST: usize = 1 << 14;
 pub(crate) struct Names {
     ids: FxHashMap<Box<[u8]>, u32>,
     last: u32,
-    /// As the recorder's page had it when the texts were told.
-    rotation: u32,
 }
 
 impl Names {
     /// A text's number. Tells the text if it is new; `None` if there is no room for it.
-    pub(crate) fn id(&mut self, writer: &mut Writer, text: &[u8], rotation: u32) -> Option<u32> {
-        if self.rotation != rotation || self.ids.len() >= MOST {
+    pub(crate) fn id(&mut self, writer: &mut Writer, text: &[u8]) -> Option<u32> {
+        if self.ids.len() >= MOST {
             self.ids.clear();
-            self.rotation = rotation;
         }
         if let Some(&id) = self.ids.get(text) {
             return Some(id);

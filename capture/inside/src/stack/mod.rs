@@ -73,10 +73,9 @@ impl Stacks {
     }
 
     /// The hash of the calling thread's stack, which is sent before, if it is new; 0 for none, [`STACK_UNREADABLE`] where it is not known.
-    /// `asked` is how often the recorder has asked for all to be sent again.
     #[inline(always)]
-    pub fn tell(&mut self, page: &ProcessPage, asked: u32, writer: &mut Writer, pid_tid: u64) -> u64 {
-        let when = SENT.now(asked);
+    pub fn tell(&mut self, page: &ProcessPage, writer: &mut Writer, pid_tid: u64) -> u64 {
+        let when = SENT.now();
         match self.walk(page) {
             Walked::Nothing => 0,
             Walked::Unreadable => STACK_UNREADABLE,

@@ -5,7 +5,7 @@
 //! remembers is the process's.
 //!
 //! The table never forgets one by one. Where it has no room it forgets all at once, which is the *rotation*: everything is then
-//! sent again before it is referred to, as when the recorder asks for that. A code object that is freed is told apart from the
+//! sent again before it is referred to. A code object that is freed is told apart from the
 //! next one at its address by two numbers: how often code of such an address was freed is in what its record counts as sent by, and
 //! the *epoch*, which is in every stack's hash, is raised with each.
 
@@ -32,8 +32,6 @@ pub struct Sent {
     freed: [AtomicU32; FREED],
     epoch: AtomicU64,
     rotation: AtomicU32,
-    /// How often the recorder has asked for all again, as far as is known here.
-    asked: AtomicU32,
 }
 
 /// When something is sent: what stays the same while nothing has to be sent again.
@@ -67,18 +65,13 @@ impl Sent {
             freed: [const { AtomicU32::new(0) }; FREED],
             epoch: AtomicU64::new(0),
             rotation: AtomicU32::new(0),
-            asked: AtomicU32::new(0),
         }
     }
 
-    /// Now. `asked` is how often the recorder has asked for all again.
+    /// Now.
     #[inline(always)]
-    pub fn now(&self, asked: u32) -> When {
-        // Written only when it changes, as all threads read it.
-        if self.asked.load(Ordering::Relaxed) != asked {
-            self.asked.store(asked, Ordering::Relaxed);
-        }
-        let rotation = self.rotation.load(Ordering::Relaxed).wrapping_add(asked);
+    pub fn now(&self) -> When {
+        let rotation = self.rotation.load(Ordering::Relaxed);
         When { rotation, epoch: self.epoch.load(Ordering::Acquire).wrapping_add(rotation.into()) }
     }
 
@@ -99,7 +92,7 @@ impl Sent {
 
     /// A code object is about to be freed.
     pub fn free(&self, code: u64) {
-        let when = self.now(self.asked.load(Ordering::Relaxed));
+        let when = self.now();
         if self.has(self.fingerprint(What::Code(code), when, 0)) {
             self.freed_at(code).fetch_add(1, Ordering::Relaxed);
             self.epoch.fetch_add(1, Ordering::AcqRel);
@@ -166,15 +159,15 @@ mod tests {
     #[test]
     fn what_one_thread_has_sent_another_has_not() {
         static SENT: Sent = Sent::new();
-        let when = SENT.now(0);
+        let when = SENT.now();
         for what in [What::Stack(1), What::Task(1), What::Code(1), What::Kernel(1, 0)] {
             assert!(!SENT.was_sent(what, when, ME), "{what:?}");
             SENT.remember(what, when, ME);
             assert!(SENT.was_sent(what, when, ME) && !SENT.was_sent(what, when, ME + 1), "{what:?}");
         }
         assert!(!SENT.was_sent(What::Kernel(1, 2), when, ME));
-        // The recorder asks for all again.
-        let when = SENT.now(1);
+        SENT.rotate();
+        let when = SENT.now();
         assert_eq!(when, When { rotation: 1, epoch: 1 });
         assert!(!SENT.was_sent(What::Code(1), when, ME));
     }
@@ -182,21 +175,21 @@ mod tests {
     #[test]
     fn code_that_is_freed_is_sent_again_and_stacks_get_new_hashes() {
         static SENT: Sent = Sent::new();
-        let when = SENT.now(0);
+        let when = SENT.now();
         SENT.remember(What::Code(0x1000), when, ME);
         SENT.remember(What::Code(0x2000), when, ME);
         SENT.remember(What::Code(0x1000), when, ME + 1);
         // One that nobody was told of.
         SENT.free(0x3000);
-        assert_eq!(SENT.now(0), when);
+        assert_eq!(SENT.now(), when);
         SENT.free(0x1000);
-        let after = SENT.now(0);
+        let after = SENT.now();
         assert_eq!((after.rotation, after.epoch), (0, when.epoch + 1));
         assert!(!SENT.was_sent(What::Code(0x1000), after, ME) && !SENT.was_sent(What::Code(0x1000), after, ME + 1));
         assert!(SENT.was_sent(What::Code(0x2000), after, ME));
         // What came to its address is freed before anybody was told of it.
         SENT.free(0x1000);
-        assert_eq!(SENT.now(0), after);
+        assert_eq!(SENT.now(), after);
     }
 
     #[test]
@@ -205,18 +198,18 @@ mod tests {
         let mut sent = 0u64;
         let mut rotations = Vec::new();
         while rotations.len() < 3 {
-            let when = SENT.now(0);
+            let when = SENT.now();
             let what = What::Stack(mix(0, sent));
             SENT.remember(what, when, ME);
             sent += 1;
-            if SENT.now(0) == when {
+            if SENT.now() == when {
                 assert!(SENT.was_sent(what, when, ME));
             } else {
                 rotations.push(sent);
-                assert!(!SENT.was_sent(what, SENT.now(0), ME));
+                assert!(!SENT.was_sent(what, SENT.now(), ME));
             }
         }
-        assert_eq!(SENT.now(0), When { rotation: 3, epoch: 3 });
+        assert_eq!(SENT.now(), When { rotation: 3, epoch: 3 });
         // So long as it is not half full there is nearly always room.
         assert!(rotations[0] > (BUCKETS * BUCKET * 2 / 5) as u64, "{rotations:?}");
     }

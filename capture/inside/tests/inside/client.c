@@ -170,9 +170,9 @@ int main(int arguments, char **argument)
         _exit(7);
     } else if (!strcmp(what, "fork")) {
         /* Children of several threads that launch all the time. */
-        static pthread_t threads[4];
+        static pthread_t threads[8];
         begin();
-        for (int i = 0; i < 4; i++)
+        for (int i = 0; i < 8; i++)
             pthread_create(&threads[i], NULL, thread, (void *)count);
         for (int i = 0; i < 50; i++) {
             int status;
@@ -182,6 +182,8 @@ int main(int arguments, char **argument)
                 /* CUDA does not work here. Whatever it answers, it must answer. */
                 cuInit(0);
                 cuMemAlloc(&other, 16);
+                for (int j = 0; j < 100; j++)
+                    launch();
                 exit(5);
             }
             if (waitpid(child, &status, 0) != child || !WIFEXITED(status) || WEXITSTATUS(status) != 5) {
@@ -189,7 +191,7 @@ int main(int arguments, char **argument)
                 return 4;
             }
         }
-        for (int i = 0; i < 4; i++)
+        for (int i = 0; i < 8; i++)
             pthread_join(threads[i], NULL);
         check(cuCtxSynchronize(), "cuCtxSynchronize");
     } else if (!strcmp(what, "exec")) {

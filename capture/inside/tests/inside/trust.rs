@@ -111,9 +111,12 @@ fn a_forked_child_is_inert_and_hangs_nowhere() {
     let mut recorder = Recorder::new(|_| {});
     let Some(mut command) = client(&["fork", "5000"]) else { return };
     assert_ended_well(&recorder.run(&mut command));
-    // What the parent's threads told is whole, and no child has added to it.
+    // What the parent's eight threads told is whole, and no child has added to it, though each was forked in the middle of launches.
     let (seen, lost) = recorder.counted(1);
-    assert_eq!((seen, recorder.told.calls as u64 + lost), (20_000, 20_000));
+    assert_eq!((seen, recorder.told.calls as u64 + lost), (40_000, 40_000));
+    let (pid, page) = (recorder.rings().next().unwrap().header().pid, &recorder.pages()[0]);
+    assert!(recorder.rings().all(|ring| ring.header().pid == pid), "a child has a ring");
+    assert_eq!((page.state, page.cost.own_calls), (state::RECORDING, 2 * 40_000));
     assert_eq!(recorder.files(PROCESS_SUFFIX).len(), 1);
 }
 
@@ -150,11 +153,14 @@ fn children_have_the_environment_that_they_would_have_had() {
 }
 
 #[test]
-fn only_the_process_that_was_asked_for_is_recorded_whoever_has_the_variables() {
-    let mut recorder = Recorder::new(|control| control.process = 1);
+fn only_the_recorder_s_own_child_is_recorded_where_that_is_asked_for_whoever_has_the_variables() {
+    let mut recorder = Recorder::new(|control| control.parent = 1);
     let Some(mut command) = client(&["launches", "100"]) else { return };
     assert_ended_well(&recorder.run(&mut command));
     assert_eq!((recorder.files(PROCESS_SUFFIX).len(), recorder.told.kernels.len()), (0, 0));
+    let mut recorder = Recorder::new(|control| control.parent = std::process::id());
+    assert_ended_well(&recorder.run(&mut client(&["child", "100"]).unwrap()));
+    assert_eq!((recorder.files(PROCESS_SUFFIX).len(), recorder.told.kernels.len()), (1, 100));
     // A child that has them all the same, with nothing said against it.
     let mut recorder = Recorder::new(|_| {});
     assert_ended_well(&recorder.run(&mut client(&["child", "100"]).unwrap()));

@@ -100,7 +100,8 @@ fn fill(path: &Path, options: &Options, functions: &[Probed]) -> Result<Director
         (&raw mut (*page).device_time).write(options.device_time.code());
         (&raw mut (*page).calls).write(options.calls.into());
         (&raw mut (*page).announce).write(options.announce.into());
-        (&raw mut (*page).follow).write(1);
+        (&raw mut (*page).follow).write(options.follow.into());
+        (&raw mut (*page).parent).write(if options.follow { 0 } else { std::process::id() });
         (&raw mut (*page).ring_bytes).write(options.ring_bytes);
         (&raw mut (*page).flush_ms).write(options.device_time.flush_ms());
         (&raw mut (*page).functions).write(entries.len() as u32);
@@ -152,7 +153,8 @@ mod tests {
         let functions = crate::probes::functions::all();
         let (cupti, ring_bytes) = (None, 1 << 16);
         let device_time = DeviceTime::Cupti;
-        let options = Options { device_time, calls: true, announce: false, ranges: false, cupti, ring_bytes };
+        let options =
+            Options { device_time, calls: true, announce: false, ranges: false, cupti, ring_bytes, follow: true };
         let directory = Directory::create(&options, &functions).unwrap();
         let path = directory.path().to_owned();
         assert_eq!(fs::metadata(&path).unwrap().mode() & 0o777, 0o700);

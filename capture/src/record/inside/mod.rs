@@ -96,6 +96,8 @@ pub struct Options {
     pub cupti: Option<PathBuf>,
     /// How long the ring of a thread is: a power of two.
     pub ring_bytes: u32,
+    /// Whether the command's children are recorded too.
+    pub follow: bool,
 }
 
 impl Options {
@@ -500,7 +502,7 @@ fn in_words(word: &Word, options: &Options) -> Option<(String, Option<Kind>)> {
 /// # Errors
 ///
 /// Why not.
-pub fn check(program: &Path, options: &Options) -> Result<()> {
+pub fn check(program: &Path, library: &Path, options: &Options) -> Result<()> {
     for name in options.variables() {
         let other = value_of(name);
         let without = if name == NVTX_VARIABLE { "--nvtx" } else { "--device-time and --collector inside" };
@@ -510,7 +512,7 @@ pub fn check(program: &Path, options: &Options) -> Result<()> {
             other.unwrap_or_default().to_string_lossy()
         );
     }
-    can_load(program)
+    can_load(program, library)
 }
 
 /// A variable's value in this process, and so in the command's. One that is empty is as none.
