@@ -15,6 +15,7 @@ pub use crate::wire::Correlated;
 use crate::wire::{Plain, Plan};
 
 pub mod ring;
+pub mod scope;
 
 /// The environment variable that names the directory.
 pub const DIRECTORY_VARIABLE: &str = "KTAPE_INSIDE";

@@ -11,6 +11,7 @@ use std::ptr::null_mut;
 use std::sync::atomic::Ordering;
 
 use ktape_ebpf::inside::ring::HEADER_BYTES;
+use ktape_ebpf::inside::scope::{LeftOut, SCOPE_FILE};
 use ktape_ebpf::inside::{
     CONTROL_FILE, Control, FUNCTIONS_FILE, FunctionEntry, LAYOUT, MAGIC, PROCESS_SUFFIX, ProcessPage, RING_SUFFIX,
 };
@@ -111,6 +112,13 @@ pub(crate) fn functions(directory: &Path, count: u32) -> Result<Vec<FunctionEntr
         file.read_exact(&mut bytes).map_err(|error| told(&path, &error))?;
     }
     Ok(bytes.chunks_exact(size_of::<FunctionEntry>()).filter_map(FunctionEntry::read).collect())
+}
+
+/// Maps the table of kernels whose launches get no events. `None` where the recorder has none.
+pub(crate) fn left_out(directory: &Path) -> Option<&'static LeftOut> {
+    let file = open(&directory.join(SCOPE_FILE), OpenOptions::new().read(true).write(true)).ok()?;
+    let is_whole = file.metadata().is_ok_and(|facts| facts.len() >= size_of::<LeftOut>() as u64);
+    is_whole.then(|| Mapping::new(&file, size_of::<LeftOut>(), 0).ok().map(Mapping::leak))?
 }
 
 /// Makes this process's page. It takes the place of the one of the program that the process was before it called `exec`.

@@ -4,6 +4,7 @@ use anyhow::Result;
 
 use super::Outcome;
 use super::recording::{self, Recording};
+use crate::collect::events::LaunchScope;
 use crate::privileges;
 use crate::record::session::{Options, Session};
 use crate::target::libraries;
@@ -53,6 +54,7 @@ pub(super) fn run(args: &Args) -> Result<Outcome> {
         max_overhead: args.recording.max_overhead,
         off_cpu: args.recording.off_cpu,
         node: None,
+        launches: LaunchScope::default(),
         inside: None,
     })?;
     if is_segmented {

@@ -62,12 +62,19 @@ struct Surroundings {
 }
 
 impl Collection {
-    /// Chooses for a program; `follow` says whether its children are recorded too. Returns the choice, and why, in a line.
+    /// Chooses for a program, of whose launches some may be out of scope `by_kernel`; `follow` says whether its children are recorded too.
+    /// Returns the choice, and why, in a line.
     ///
     /// # Errors
     ///
     /// If what is asked for cannot be, with the reason.
-    pub(super) fn choose(&self, recording: &Recording, program: &Path, follow: bool) -> Result<(Chosen, String)> {
+    pub(super) fn choose(
+        &self,
+        recording: &Recording,
+        program: &Path,
+        follow: bool,
+        by_kernel: bool,
+    ) -> Result<(Chosen, String)> {
         let no_probes = privileges::demand().err().map(|error| error.to_string());
         let no_probes = no_probes.or_else(|| process::is_in_first_namespace().err().map(|error| error.to_string()));
         let variable = |name: &str| std::env::var_os(name);
@@ -82,6 +89,7 @@ impl Collection {
             calls: collector == Collector::Inside,
             announce: collector == Collector::Both,
             ranges: self.nvtx,
+            by_kernel,
             cupti: self.cupti.as_ref().map(|path| path.canonicalize().unwrap_or_else(|_| path.clone())),
             ring_bytes: recording.ring_bytes(),
             follow,

@@ -13,6 +13,7 @@ use rustix::process::{Resource, Rlimit};
 use super::Outcome;
 use super::collector::{Chosen, Collection};
 use super::recording::{self, Recording};
+use crate::collect::events::LaunchScope;
 use crate::record::alone::Alone;
 use crate::record::inside;
 use crate::record::session::{Options, Progress, Session};
@@ -30,6 +31,12 @@ pub(super) struct Args {
     /// Record the command's own process alone: what it starts is left out, and has the environment that it would have had
     #[arg(long)]
     no_children: bool,
+    /// Only launches of kernels whose mangled name has this in it
+    #[arg(long, value_name = "REGEX")]
+    kernel: Option<String>,
+    /// Only launches with a Python file in their stack that this says; * stands for any characters, ? for one
+    #[arg(long, value_name = "GLOB")]
+    python_path: Vec<String>,
     /// The command, with its arguments
     #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true)]
     command: Vec<OsString>,
@@ -54,9 +61,10 @@ pub(super) fn run(args: &Args) -> Result<Outcome> {
     let file = loader::find_program(Path::new(program), std::env::var_os("PATH"))
         .with_context(|| format!("cannot run {}: no such program", program.to_string_lossy()))?;
     let output = args.recording.output(&program.to_string_lossy(), std::process::id());
+    let launches = LaunchScope::new(&args.python_path, args.kernel.as_deref()).context("--kernel")?;
     let stop = recording::stop_on_signals()?;
     let segments = args.recording.segments(&output);
-    let (chosen, why) = args.collection.choose(&args.recording, &file, !args.no_children)?;
+    let (chosen, why) = args.collection.choose(&args.recording, &file, !args.no_children, args.kernel.is_some())?;
     if !args.recording.quiet {
         // A closed stderr leaves nobody to tell.
         let _ = writeln!(io::stderr(), "collector: {why}");
@@ -75,6 +83,7 @@ pub(super) fn run(args: &Args) -> Result<Outcome> {
         max_overhead: args.recording.max_overhead,
         off_cpu: args.recording.off_cpu,
         node: None,
+        launches,
         inside: None,
     };
     let progress = recording::show_progress(args.recording.quiet);

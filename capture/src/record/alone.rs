@@ -42,6 +42,7 @@ use crate::collect::events::{Collector, LostCalls, Notice};
 use crate::collect::nvml::GpuCounters;
 use crate::kernel::traps::Traps;
 use crate::probes::functions::{self, Probed};
+use crate::probes::groups::Group;
 use crate::python::find::{self, Refusal};
 
 /// How long to wait where there was nothing to take. Nothing wakes the recorder, so that no launch makes a system call.
@@ -101,6 +102,7 @@ impl Alone {
         write_clocks(&mut tape)?;
         let mut collector = Collector::new(functions.clone(), true);
         collector.expect_device_times(inside_options.device_time.told());
+        collector.set_scope(options.launches.clone());
         let now = Instant::now();
         Ok(Alone {
             collector,
@@ -195,7 +197,8 @@ impl Alone {
         write_clocks(&mut self.tape)?;
         let blind_spots = self.tell_blind_spots()?;
         let counted = self.inside.counted();
-        let seen = sum_of_calls(&counted, |slot| &slot.seen);
+        let (out_of_scope, left_out) = out_of_scope(&self.functions, &self.collector);
+        let seen = sum_of_calls(&counted, |slot| &slot.seen) - left_out;
         self.losses.of_rings(&counted.lost);
         let sealed = self.tape.seal();
         let written = self.collector.events();
@@ -233,7 +236,7 @@ impl Alone {
             fidelity_changes: Vec::new(),
             further_fidelity_changes: 0,
             gaps: self.collector.gaps(),
-            out_of_scope: BTreeMap::new(),
+            out_of_scope,
             cpu_samples: None,
             gpu_counters,
             inside: Some(inside),
@@ -299,6 +302,7 @@ impl Alone {
             self.trouble("records of processes that have no page".to_owned());
         }
         self.inside.end_threads(&mut self.collector, &mut self.tape)?;
+        self.inside.tell_scope(&mut self.collector);
         for said in self.inside.words() {
             let process = self.collector.process_id(said.pid);
             if process != 0 {
@@ -535,6 +539,18 @@ impl Alone {
             Err(error) => Err(error).context("waiting for processes"),
         }
     }
+}
+
+/// Calls that the scope has left out, by group; and how many of them have been counted as seen.
+fn out_of_scope(functions: &[Probed], collector: &Collector) -> (BTreeMap<Group, u64>, u64) {
+    let (mut groups, mut seen) = (BTreeMap::new(), 0);
+    for (function, &calls) in functions.iter().zip(collector.out_of_scope()).filter(|(_, calls)| **calls > 0) {
+        seen += if function.meaning.is_event() { calls } else { 0 };
+        if let Some(group) = function.meaning.group() {
+            *groups.entry(group).or_default() += calls;
+        }
+    }
+    (groups, seen)
 }
 
 /// Calls, by all tables but those of what is none.

@@ -164,6 +164,7 @@ mod tests {
     use std::time::Instant;
 
     use super::*;
+    use crate::collect::events::LaunchScope;
     use crate::record::files::{Looked, UNUSED};
     use crate::record::session::Options;
 
@@ -236,6 +237,7 @@ sys.stdin.readline()";
             max_overhead: None,
             off_cpu: false,
             node: None,
+            launches: LaunchScope::default(),
             inside: None,
         })
         .unwrap();

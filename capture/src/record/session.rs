@@ -35,7 +35,7 @@ use super::segments;
 use super::summary::{CpuSamples, GpuValues, OffCpu, Summary};
 use super::tally::{Counting, Tallies};
 use super::waiting::Waiting;
-use crate::collect::events::{Collector, LostCalls, Notice};
+use crate::collect::events::{Collector, LaunchScope, LostCalls, Notice};
 use crate::collect::nvml::GpuCounters;
 use crate::kernel::programs::Kernel;
 use crate::kernel::sampler;
@@ -84,6 +84,8 @@ pub struct Options {
     pub gpu_hz: Option<u32>,
     /// The whole node is recorded, as far as this has it; `None` for named processes.
     pub node: Option<Scope>,
+    /// Which launches of named processes are recorded.
+    pub launches: LaunchScope,
     /// What a library inside of the processes is asked for, and its file; `None` for none.
     pub inside: Option<(inside::Options, PathBuf)>,
 }
@@ -219,9 +221,11 @@ impl Session {
             read_clocks: now,
         };
         session.begin_inside()?;
-        if let Some(scope) = &session.options.node {
-            session.collector.set_scope(scope.of_launches()?);
-        }
+        let launches = match &session.options.node {
+            Some(scope) => scope.of_launches()?,
+            None => session.options.launches.clone(),
+        };
+        session.collector.set_scope(launches);
         if let Err(error) = traps {
             session
                 .trouble(format!("what a probe's trap costs can't be measured, and is not in the estimate: {error}"));

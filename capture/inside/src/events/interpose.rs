@@ -319,23 +319,23 @@ functions! {
     cuLaunchKernel(
         function: Handle, grid_x: u32, grid_y: u32, grid_z: u32, block_x: u32, block_y: u32, block_z: u32, shared_bytes: u32,
         stream: Handle, parameters: Pointer, extra: Pointer
-    ) => launch(stream);
+    ) => launch((stream, function));
     cuLaunchKernel_ptsz(
         function: Handle, grid_x: u32, grid_y: u32, grid_z: u32, block_x: u32, block_y: u32, block_z: u32, shared_bytes: u32,
         stream: Handle, parameters: Pointer, extra: Pointer
-    ) => launch(stream);
+    ) => launch((stream, function));
     cuLaunchKernelEx(config: *const LaunchConfig, function: Handle, parameters: Pointer, extra: Pointer)
-        => launch(stream_of(config));
+        => launch((stream_of(config), function));
     cuLaunchKernelEx_ptsz(config: *const LaunchConfig, function: Handle, parameters: Pointer, extra: Pointer)
-        => launch(stream_of(config));
+        => launch((stream_of(config), function));
     cuLaunchCooperativeKernel(
         function: Handle, grid_x: u32, grid_y: u32, grid_z: u32, block_x: u32, block_y: u32, block_z: u32, shared_bytes: u32,
         stream: Handle, parameters: Pointer
-    ) => launch(stream);
+    ) => launch((stream, function));
     cuLaunchCooperativeKernel_ptsz(
         function: Handle, grid_x: u32, grid_y: u32, grid_z: u32, block_x: u32, block_y: u32, block_z: u32, shared_bytes: u32,
         stream: Handle, parameters: Pointer
-    ) => launch(stream);
+    ) => launch((stream, function));
     cuGraphLaunch(graph: Handle, stream: Handle) => graph();
     cuGraphLaunch_ptsz(graph: Handle, stream: Handle) => graph();
     cuModuleGetFunction(function: *mut Handle, module: Handle, name: *const c_char) => explain();

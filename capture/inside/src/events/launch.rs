@@ -10,6 +10,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::ptr::null_mut;
 use std::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
 
+use ktape_ebpf::inside::scope::LeftOut;
 use ktape_ebpf::inside::{FunctionEntry, missing, untimed};
 
 use super::driver::{Capture, Driver, Handle};
@@ -18,7 +19,7 @@ use super::pool::{Mine, Pair, Recorded};
 use super::{contexts, listener, tells};
 use crate::cupti::callback::{self, CallbackData, ENTER, EXIT, symbol};
 use crate::guest::{self, Guest};
-use crate::{announce, calls, clock, rings};
+use crate::{announce, calls, clock, files, rings};
 
 /// What the program's threads may launch with; null before it is known, or where the driver is too old.
 static DRIVER: AtomicPtr<Driver> = AtomicPtr::new(null_mut());
@@ -42,6 +43,9 @@ const NO_POOLS: *mut Pools = std::ptr::without_provenance_mut(align_of::<Pools>(
 /// Before any launch is met.
 pub(super) fn prepare(guest: &Guest) {
     super::interpose::prepare(guest);
+    if let Some(table) = files::left_out(&guest.directory) {
+        LEFT_OUT.store(std::ptr::from_ref(table).cast_mut(), Ordering::Relaxed);
+    }
     let mut key = 0;
     // SAFETY: writes the key. The function stays, as the library is never unmapped.
     if unsafe { libc::pthread_key_create(&raw mut key, Some(thread_ends)) } == 0 {
@@ -50,6 +54,15 @@ pub(super) fn prepare(guest: &Guest) {
     if let Some(driver) = Driver::get() {
         DRIVER.store(std::ptr::from_ref(driver).cast_mut(), Ordering::Release);
     }
+}
+
+/// Kernels whose launches get none; null where all do.
+static LEFT_OUT: AtomicPtr<LeftOut> = AtomicPtr::new(null_mut());
+
+#[inline(always)]
+fn is_left_out(guest: &Guest, kernel: Handle) -> bool {
+    // SAFETY: null or mapped for good.
+    unsafe { LEFT_OUT.load(Ordering::Relaxed).as_ref() }.is_some_and(|table| table.has(guest.pid, kernel))
 }
 
 /// The driver, if launches are timed.
@@ -61,10 +74,15 @@ pub(super) fn driver() -> Option<&'static Driver> {
 
 /// A launch of one kernel into a stream; `call` is the driver's function with these arguments.
 #[inline(always)]
-pub(super) fn launch(function: &Function, arguments: *const c_void, stream: Handle, call: impl FnOnce() -> u32) -> u32 {
+pub(super) fn launch(
+    function: &Function,
+    arguments: *const c_void,
+    (stream, kernel): (Handle, Handle),
+    call: impl FnOnce() -> u32,
+) -> u32 {
     let Some(guest) = listener() else { return call() };
     let began_ns = clock::monotonic_ns();
-    let started = begin(stream, function.per_thread);
+    let started = if is_left_out(guest, kernel) { Started::OutOfScope } else { begin(stream, function.per_thread) };
     let launched_ns = clock::monotonic_ns();
     let is_told = tells(guest) && !matches!(started, Started::Captured);
     let number = if is_told || guest.announce { next_number() } else { callback::expect() };
@@ -95,6 +113,8 @@ enum Started {
     Timed(Pair, Handle),
     /// Nothing is run.
     Captured,
+    /// Nobody asked for it.
+    OutOfScope,
     /// None is to be had, for this reason.
     Missing(u32),
 }
@@ -225,6 +245,7 @@ fn count(guest: &Guest, started: &Started, result: u32) {
         _ if result != 0 => {}
         Started::Timed(..) => {}
         Started::Captured => _ = guest.page.untimed[untimed::CAPTURED].fetch_add(1, Ordering::Relaxed),
+        Started::OutOfScope => _ = guest.page.untimed[untimed::OUT_OF_SCOPE].fetch_add(1, Ordering::Relaxed),
         Started::Missing(why) => contexts::count(*why, 1),
     }
 }

@@ -387,6 +387,7 @@ impl Within<'_> {
         let Configuration { grid, block, shared_bytes } = *configuration;
         let kernel = self.kernels.id(handle, stub, sink)?;
         self.kernels.launched(kernel);
+        self.kernels.note_scope(handle, kernel);
         let shape = sink.define(Shape {
             kernel,
             grid_x: grid[0],

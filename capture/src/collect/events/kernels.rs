@@ -88,6 +88,9 @@ pub(in super::super) struct Kernels {
     scope: Rc<LaunchScope>,
     /// Definitions of kernels that are not in it.
     left_out: FxHashSet<u32>,
+    /// Handles of launched ones that are not, and those that came to them, or went, since it was asked last.
+    left_out_handles: FxHashSet<u64>,
+    scope_changes: Vec<(u64, bool)>,
 }
 
 #[derive(Clone, Copy)]
@@ -114,12 +117,34 @@ impl Kernels {
             unnamed_before: 0,
             scope,
             left_out: FxHashSet::default(),
+            left_out_handles: FxHashSet::default(),
+            scope_changes: Vec::new(),
         }
     }
 
     /// Whether launches of a kernel are out of scope, by its definition.
     pub(super) fn is_left_out(&self, id: u32) -> bool {
         self.left_out.contains(&id)
+    }
+
+    /// Learns what is launched by a handle.
+    pub(super) fn note_scope(&mut self, handle: u64, id: u32) {
+        if !self.scope.is_by_kernel() {
+            return;
+        }
+        let is_left_out = self.is_left_out(id);
+        let is_change = match is_left_out {
+            true => self.left_out_handles.len() < MOST_KEPT && self.left_out_handles.insert(handle),
+            false => self.left_out_handles.remove(&handle),
+        };
+        if is_change {
+            self.scope_changes.push((handle, is_left_out));
+        }
+    }
+
+    /// Handles whose launches are out of scope, or are no longer, since this was asked last.
+    pub(super) fn take_scope_changes(&mut self) -> impl Iterator<Item = (u64, bool)> + '_ {
+        self.scope_changes.drain(..)
     }
 
     /// Counts a launch of this definition, if that has no name.

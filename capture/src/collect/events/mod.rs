@@ -257,6 +257,19 @@ impl Collector {
         std::mem::take(&mut self.left_out)
     }
 
+    /// Kernels of processes, by handle, whose launches are out of scope, or are no longer, since this was asked last.
+    pub fn take_scope_changes(&mut self) -> Vec<(u32, u64, bool)> {
+        let of = |process: &mut Process| {
+            let pid = process.pid;
+            process
+                .kernels
+                .take_scope_changes()
+                .map(move |(kernel, is_left_out)| (pid, kernel, is_left_out))
+                .collect::<Vec<_>>()
+        };
+        self.processes.values_mut().flat_map(of).collect()
+    }
+
     /// Calls that came and are out of scope, of each function.
     pub fn out_of_scope(&self) -> &[u64] {
         &self.out_of_scope
@@ -543,6 +556,13 @@ impl Collector {
             process.stackless += u64::from(call.stack == 0 && !process.stacks.has_layout());
             if function.meaning.is_event() {
                 self.account.settle(key, Fate::LeftOut);
+                let has_return = function.meaning.wants_return(self.launch_durations);
+                if has_return || self.device_times != DeviceTimes::None {
+                    // What comes of it is left out too.
+                    let process_id = (process.id, process.pid);
+                    let thread = Thread::of(&mut process.threads, process_id, lower(call.pid_tid), sink)?;
+                    thread.leave_out(call, key, has_return);
+                }
             }
             return Ok(());
         }
@@ -608,7 +628,10 @@ impl Collector {
             DeviceTimes::OfKernels => matches!(called.what, What::Launch { .. }),
             DeviceTimes::OfAll => true,
         };
-        thread.last = open.called(process.kernels.last).filter(is_told_of);
+        thread.last = match is_left_out {
+            true => Some(Called::left_out(call.time_ns)),
+            false => open.called(process.kernels.last).filter(is_told_of),
+        };
         if has_return {
             thread.push(Pending {
                 function: call.function,

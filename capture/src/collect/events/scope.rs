@@ -35,6 +35,11 @@ impl LaunchScope {
         })
     }
 
+    /// Whether launches are told apart by their kernels.
+    pub(super) fn is_by_kernel(&self) -> bool {
+        self.kernel.is_some()
+    }
+
     /// Whether launches are told apart by their stacks.
     pub fn is_by_stack(&self) -> bool {
         !self.files.is_empty()

@@ -6,7 +6,7 @@
 
 use std::collections::hash_map::Entry;
 
-use ktape_ebpf::wire::Return;
+use ktape_ebpf::wire::{Call, Return};
 use ktape_format::Sink;
 use ktape_format::definition::{self, property};
 use ktape_format::table::DefinitionKind;
@@ -65,6 +65,15 @@ impl Thread {
             sink.property(DefinitionKind::Thread as u16, id, property::NAME, name.trim_end())?;
         }
         Ok(Thread { id, tid, calls: 0, pending: Vec::new(), last: None, contexts: Vec::new(), runtime_launch: None })
+    }
+
+    /// A launch that is out of scope: what comes of it is as well.
+    pub(super) fn leave_out(&mut self, call: &Call, key: Key, has_return: bool) {
+        self.last = Some(Called::left_out(call.time_ns));
+        if has_return {
+            let (function, stack_pointer, start_ns) = (call.function, call.stack_pointer, call.time_ns as i64);
+            self.push(Pending { function, stack_pointer, start_ns, key, cupti: 0, open: Open::Nothing });
+        }
     }
 
     pub(super) fn push(&mut self, pending: Pending) {

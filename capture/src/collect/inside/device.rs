@@ -87,6 +87,8 @@ pub(in super::super) enum What {
     },
     /// All of a graph, by its definition.
     Graph(u32),
+    /// A kernel that nobody asked for.
+    LeftOut,
     /// Copies or memsets.
     Copies,
     /// Something else, or nothing.
@@ -140,6 +142,15 @@ pub(in super::super) enum Did {
 }
 
 impl Did {
+    /// The table of its row.
+    fn kind(&self) -> u16 {
+        match self {
+            Did::Kernel(..) | Did::Between(_) => Kernel::KIND,
+            Did::Copy(_) => Memcpy::KIND,
+            Did::Set(_) => Memset::KIND,
+        }
+    }
+
     fn ran(&self) -> &Ran {
         match self {
             Did::Kernel(kernel, _) => &kernel.ran,
@@ -147,6 +158,13 @@ impl Did {
             Did::Set(set) => &set.ran,
             Did::Between(ran) => ran,
         }
+    }
+}
+
+impl Called {
+    /// A launch that nobody asked for.
+    pub(in super::super) fn left_out(time_ns: u64) -> Called {
+        Called { correlation: 0, start_ns: time_ns as i64, stream: 0, what: What::LeftOut }
     }
 }
 
@@ -191,7 +209,7 @@ impl Device {
                 keep(DefinitionKind::Shape, shape);
             }
             What::Graph(graph) => keep(DefinitionKind::Graph, graph),
-            What::Copies | What::Other => {}
+            What::LeftOut | What::Copies | What::Other => {}
         });
     }
 
@@ -294,8 +312,12 @@ impl Device {
                 None => waiting.ahead += 1,
             }
         }
-        if matches!(called.what, What::Launch { .. }) {
+        if matches!(called.what, What::Launch { .. } | What::LeftOut) {
             self.calls.remove(&id);
+        }
+        if called.what == What::LeftOut {
+            around.account.settle(Key::new(did.ran().start_ns, NO_CPU, did.kind()), Fate::LeftOut);
+            return Ok(());
         }
         self.row(Some(called), &did, around, sink)
     }

@@ -13,6 +13,7 @@ use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 
 use self::settings::Settings;
 use super::{Outcome, recording};
+use crate::collect::events::LaunchScope;
 use crate::privileges;
 use crate::record::session::{Options, Progress, Session};
 
@@ -73,6 +74,7 @@ pub(super) fn run(args: Args) -> Result<Outcome> {
         max_overhead: settings.max_overhead,
         off_cpu: settings.off_cpu,
         node: Some(settings.scope()),
+        launches: LaunchScope::default(),
         inside: None,
     })?;
     session.add_node()?;

@@ -66,6 +66,7 @@ impl Session {
             }
         }
         inside.end_threads(&mut self.collector, &mut self.tape)?;
+        inside.tell_scope(&mut self.collector);
         for said in inside.words() {
             troubles.extend(said.trouble.map(|_| format!("process {}: {}", said.pid, said.what)));
             let process = self.collector.process_id(said.pid);

@@ -12,11 +12,12 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::Ordering;
 
 use anyhow::{Context as _, Result, ensure};
+use ktape_ebpf::inside::scope::{LeftOut, SCOPE_FILE};
 use ktape_ebpf::inside::{CONTROL_FILE, Control, FUNCTIONS_FILE, FunctionEntry, LAYOUT, MAGIC};
 use ktape_ebpf::wire::Plain as _;
 use rustix::fs::{FlockOperation, flock};
 
-use super::Options;
+use super::{DeviceTime, Options};
 use crate::collect::inside::mapping::Mapping;
 use crate::probes::functions::Probed;
 use crate::target::process::is_running;
@@ -29,6 +30,8 @@ const PREFIX: &str = "ktape-";
 pub(super) struct Directory {
     path: PathBuf,
     control: Mapping,
+    /// Kernels whose launches get no events, where these are in scope by their kernels.
+    left_out: Option<Mapping>,
     /// Locked as long as the recorder lives.
     _lock: File,
 }
@@ -48,6 +51,12 @@ impl Directory {
 
     pub(super) fn path(&self) -> &Path {
         &self.path
+    }
+
+    /// Kernels whose launches get no events, if that is asked.
+    pub(super) fn left_out(&self) -> Option<&LeftOut> {
+        // SAFETY: as long as the table, aligned, and made of atomic words.
+        self.left_out.as_ref().map(|table| unsafe { &*table.memory().cast::<LeftOut>() })
     }
 
     pub(super) fn control(&self) -> &Control {
@@ -87,6 +96,14 @@ fn fill(path: &Path, options: &Options, functions: &[Probed]) -> Result<Director
         (0..).zip(functions).filter_map(|(index, function)| entry(index, function)).collect();
     let mut table = file(FUNCTIONS_FILE)?;
     entries.iter().try_for_each(|entry| table.write_all(entry.as_bytes()))?;
+    let left_out = match options.by_kernel && options.device_time == DeviceTime::Events {
+        true => {
+            let table = file(SCOPE_FILE)?;
+            table.set_len(size_of::<LeftOut>() as u64)?;
+            Some(Mapping::of(&table, size_of::<LeftOut>())?)
+        }
+        false => None,
+    };
     let lock = file(CONTROL_FILE)?;
     flock(&lock, FlockOperation::NonBlockingLockExclusive)?;
     lock.set_len(size_of::<Control>() as u64)?;
@@ -108,7 +125,7 @@ fn fill(path: &Path, options: &Options, functions: &[Probed]) -> Result<Director
         std::ptr::copy_nonoverlapping(cupti.as_ptr(), (&raw mut (*page).cupti).cast(), cupti.len());
         (*page).magic.store(MAGIC, Ordering::Release);
     }
-    Ok(Directory { path: path.to_owned(), control, _lock: lock })
+    Ok(Directory { path: path.to_owned(), control, left_out, _lock: lock })
 }
 
 /// The entry of a function; `None` for one whose name is longer than any that CUPTI knows.
@@ -145,7 +162,6 @@ fn is_locked(path: &Path) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use super::super::DeviceTime;
     use super::*;
 
     #[test]
@@ -153,8 +169,16 @@ mod tests {
         let functions = crate::probes::functions::all();
         let (cupti, ring_bytes) = (None, 1 << 16);
         let device_time = DeviceTime::Cupti;
-        let options =
-            Options { device_time, calls: true, announce: false, ranges: false, cupti, ring_bytes, follow: true };
+        let options = Options {
+            device_time,
+            calls: true,
+            announce: false,
+            ranges: false,
+            by_kernel: false,
+            cupti,
+            ring_bytes,
+            follow: true,
+        };
         let directory = Directory::create(&options, &functions).unwrap();
         let path = directory.path().to_owned();
         assert_eq!(fs::metadata(&path).unwrap().mode() & 0o777, 0o700);

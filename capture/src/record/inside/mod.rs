@@ -92,6 +92,8 @@ pub struct Options {
     pub announce: bool,
     /// Ranges and marks that programs name by NVTX.
     pub ranges: bool,
+    /// Whether launches are in scope by their kernels: those that are not get no events.
+    pub by_kernel: bool,
     /// A file of CUPTI to load in place of what is found.
     pub cupti: Option<PathBuf>,
     /// How long the ring of a thread is: a power of two.
@@ -301,6 +303,14 @@ impl Inside {
         let mut pids: Vec<u32> = self.pages.keys().copied().collect();
         pids.sort_unstable();
         self.tell_cost(pids, collector, tape)
+    }
+
+    /// Has launches get no events that are out of scope, as the collector has found.
+    pub(super) fn tell_scope(&self, collector: &mut Collector) {
+        let Some(table) = self.directory.left_out() else { return };
+        for (pid, kernel, is_left_out) in collector.take_scope_changes() {
+            if is_left_out { table.put(pid, kernel) } else { table.remove(pid, kernel) }
+        }
     }
 
     /// Tells the tape what events took of a process of which no more comes.

@@ -1,6 +1,6 @@
 //! Calls and what the device did, in every order in which they can come.
 
-use ktape_ebpf::inside::{KernelRan, Missing, kind as inside, missing};
+use ktape_ebpf::inside::{FunctionName, KernelRan, Missing, kind as inside, missing};
 use ktape_ebpf::wire::{Call, Correlated, Plain as _, Return, STACK_WORDS, StackCall, kind};
 use ktape_format::{Memory, Table as _};
 
@@ -128,6 +128,32 @@ fn a_kernel_that_events_bound_is_as_its_launch_says_and_without_one_is_nothing()
     assert_eq!((kernel.start_ns, kernel.duration_ns, kernel.timing), (100, 150, timing::BOUNDED));
     assert_eq!((kernel.correlation, kernel.stream, kernel.shape), (launch.correlation, launch.stream, launch.shape));
     assert_eq!((sink.events.kernel.len(), counts.kernels, counts.of_unknown_calls), (1, 1, 1));
+}
+
+#[test]
+fn what_the_device_did_for_a_launch_that_is_out_of_scope_is_left_out_with_it() {
+    use crate::collect::events::LaunchScope;
+    for (files, kernel) in [(&[][..], Some("softmax")), (&["*/model.py".to_owned()], None)] {
+        let mut test = Test::new();
+        test.collector.set_scope(LaunchScope::new(files, kernel).expect("it is right"));
+        let Ok(()) = test.collector.begin_process(&Identity { pid: 7, ..Identity::default() }, true, &mut test.sink);
+        let mut name = FunctionName { kind: inside::FUNCTION_NAME, bytes: 4, pid_tid: PID_TID, handle: 0x1234 }
+            .as_bytes()
+            .to_vec();
+        name.extend(b"gemm");
+        test.take(&name);
+        test.launch(10, 501, 0);
+        test.kernel(501, 100, 250, 1000);
+        let between = Ran { start_ns: 300, end_ns: 350, ..ran(inside::KERNEL_TIMED, 502) };
+        test.launch(270, 502, 0);
+        test.device(between.as_bytes(), 1000);
+        let changes = test.collector.take_scope_changes();
+        assert_eq!(changes, if kernel.is_some() { vec![(7, 0x1234, true)] } else { Vec::new() });
+        let gaps = test.collector.gaps();
+        let (counts, sink) = test.end();
+        assert_eq!((sink.events.launch.len(), sink.events.kernel.len()), (0, 0));
+        assert_eq!((counts, gaps.returns_without_call), (DeviceCounts::default(), 0), "{kernel:?}");
+    }
 }
 
 #[test]
