@@ -2,7 +2,7 @@
 //!
 //! What it takes of a thread of the program's is asked of one call in 64 or so, by the clock before and after, and stands for the
 //! others. Which call that is differs by a random number each time, as calls come in patterns: each launch is an entry and a return.
-//! Some calls stand for nobody but themselves: a thread's first, which makes the ring, and those that took so long that the thread
+//! Some calls stand for nobody but themselves: a thread's first, which may make its ring, and those that took so long that the thread
 //! must have been interrupted. Each thread writes into a line of its own; the keeper adds up and puts the sums into the process's page.
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};

@@ -49,23 +49,27 @@ struct Place {
     is_busy: AtomicBool,
     mapping: Mapping,
     ring: UnsafeCell<Ring>,
-    /// What the library takes of it.
-    account: Account,
 }
 
 thread_local! {
     /// The thread's ring. Null: none yet. [`NO_PLACE`]: there will be none.
     static MINE: Cell<*const Place> = const { Cell::new(null()) };
+    /// What the library takes of the thread, whether it has a ring or only announces its calls. As [`MINE`], with [`NO_ACCOUNT`].
+    static ACCOUNT: Cell<*const Account> = const { Cell::new(null()) };
 }
 
 /// What stands for a ring while it is made, and for one that could not be.
 const NO_PLACE: *const Place = std::ptr::without_provenance(align_of::<Place>());
 
-/// All rings of the process. Only for when one comes or goes, and for what they cost.
-static PLACES: Mutex<Places> = Mutex::new(Places { known: Vec::new(), gone: cost::Sum::NOTHING });
+/// What stands for an account while it is made.
+const NO_ACCOUNT: *const Account = std::ptr::without_provenance(align_of::<Account>());
+
+/// All rings and accounts of the process. Only for when one comes or goes, and for adding up what is in the accounts.
+static PLACES: Mutex<Places> = Mutex::new(Places { known: Vec::new(), accounts: Vec::new(), gone: cost::Sum::NOTHING });
 
 struct Places {
     known: Vec<Known>,
+    accounts: Vec<KnownAccount>,
     /// What the library took of threads that have ended.
     gone: cost::Sum,
 }
@@ -73,14 +77,22 @@ struct Places {
 #[derive(PartialEq)]
 struct Known(*const Place);
 
-// SAFETY: other threads look at the flag, the mapping and the account only, and with the list locked, without which it does not go away.
+// SAFETY: other threads look at the flag and the mapping only, and with the list locked, without which it does not go away.
 unsafe impl Send for Known {}
+
+#[derive(PartialEq)]
+struct KnownAccount(*const Account);
+
+// SAFETY: atomic words, which other threads read with the list locked, without which it does not go away.
+unsafe impl Send for KnownAccount {}
 
 /// Numbers the process's rings.
 static NEXT: AtomicU32 = AtomicU32::new(0);
 
 /// One more than the key whose destructor ends a thread's ring; 0 before there is one.
 static KEY: AtomicU32 = AtomicU32::new(0);
+/// And than that of its account.
+static ACCOUNT_KEY: AtomicU32 = AtomicU32::new(0);
 
 /// What was lost by interval and table, other than for want of room.
 static ELSEWHERE: [[AtomicU64; KINDS]; SLOTS as usize] =
@@ -118,15 +130,15 @@ pub(crate) fn with_ring<R>(table: u32, time_ns: u64, write: impl FnOnce(&mut Rin
     Some(write(unsafe { &mut *place.ring.get() }))
 }
 
-/// Takes account of a call of the program's, from here to where this goes. Without a ring nothing is.
+/// Takes account of a call of the program's, from here to where this goes.
 #[inline(always)]
 pub(crate) fn account() -> Accounted {
-    let mine = MINE.get();
+    let mine = ACCOUNT.get();
     if mine.is_null() {
         return Accounted { began_ns: clock::monotonic_ns(), is_first: true };
     }
     // SAFETY: this thread's, so it lives until the thread ends.
-    let is_turn = mine != NO_PLACE && unsafe { (*mine).account.is_turn() };
+    let is_turn = mine != NO_ACCOUNT && unsafe { (*mine).is_turn() };
     Accounted { began_ns: if is_turn { clock::monotonic_ns() } else { 0 }, is_first: false }
 }
 
@@ -149,12 +161,22 @@ impl Drop for Accounted {
     }
 }
 
-/// The account of this thread, if it has a ring.
+/// The account of this thread. None while it is made, and where nobody listens: in a child the lock may be held for ever.
+#[cold]
 fn with_account(change: impl FnOnce(&Account)) {
-    let mine = MINE.get();
-    if !mine.is_null() && mine != NO_PLACE {
+    if ACCOUNT.get().is_null() && guest::is_listening() {
+        // A signal's handler that comes in between finds this.
+        ACCOUNT.set(NO_ACCOUNT);
+        let mut places = PLACES.lock().unwrap_or_else(PoisonError::into_inner);
+        let account = Box::into_raw(Box::<Account>::default()).cast_const();
+        set_specific(&ACCOUNT_KEY, account.cast());
+        places.accounts.push(KnownAccount(account));
+        ACCOUNT.set(account);
+    }
+    let mine = ACCOUNT.get();
+    if !mine.is_null() && mine != NO_ACCOUNT {
         // SAFETY: this thread's, so it lives until the thread ends.
-        change(unsafe { &(*mine).account });
+        change(unsafe { &*mine });
     }
 }
 
@@ -167,9 +189,9 @@ pub(crate) fn is_cuptis_thread() {
 pub(crate) fn cost_of_others() -> cost::Sum {
     let places = PLACES.lock().unwrap_or_else(PoisonError::into_inner);
     let mut sum = places.gone;
-    for Known(place) in places.known.iter().filter(|known| known.0 != MINE.get()) {
+    for KnownAccount(account) in places.accounts.iter().filter(|known| known.0 != ACCOUNT.get()) {
         // SAFETY: in the list, so it is there.
-        sum.add(unsafe { &(**place).account });
+        sum.add(unsafe { &**account });
     }
     sum
 }
@@ -244,26 +266,46 @@ fn new_place(guest: &Guest) -> Option<*const Place> {
     // SAFETY: a new file, so zeros, mapped until the ring ends.
     let writer = unsafe { Writer::begin(mapping.address(), u64::from(bytes), (guest.pid, tid), guest.page.generation) };
     let ring = UnsafeCell::new(Ring { writer, names: Names::default(), caller: None });
-    let place = Place { is_busy: AtomicBool::new(false), mapping, ring, account: Account::default() };
-    let place = Box::into_raw(Box::new(place)).cast_const();
+    let place = Box::into_raw(Box::new(Place { is_busy: AtomicBool::new(false), mapping, ring })).cast_const();
     // Without a destructor it stays until the process ends, and so does its file.
-    if let Some(key) = KEY.load(Ordering::Acquire).checked_sub(1) {
-        // SAFETY: a key that was made, and never deleted.
-        unsafe { libc::pthread_setspecific(key, place.cast()) };
-    }
+    set_specific(&KEY, place.cast());
     places.known.push(Known(place));
     drop(places);
     guest.control.files.fetch_add(1, Ordering::Release);
     Some(place)
 }
 
-/// Has rings end with their threads. Before there is any.
-pub(crate) fn prepare() {
-    let mut key = 0;
-    // SAFETY: writes the key. The function stays, as the library is never unmapped.
-    if unsafe { libc::pthread_key_create(&raw mut key, Some(thread_ends)) } == 0 {
-        KEY.store(key + 1, Ordering::Release);
+/// Has a thread's end hand this to the destructor of a key.
+fn set_specific(key: &AtomicU32, value: *const c_void) {
+    if let Some(key) = key.load(Ordering::Acquire).checked_sub(1) {
+        // SAFETY: a key that was made, and never deleted.
+        unsafe { libc::pthread_setspecific(key, value) };
     }
+}
+
+/// Has rings and accounts end with their threads. Before there is any.
+pub(crate) fn prepare() {
+    for (key, ends) in [(&KEY, thread_ends as extern "C" fn(*mut c_void)), (&ACCOUNT_KEY, account_ends)] {
+        let mut made = 0;
+        // SAFETY: writes the key. The function stays, as the library is never unmapped.
+        if unsafe { libc::pthread_key_create(&raw mut made, Some(ends)) } == 0 {
+            key.store(made + 1, Ordering::Release);
+        }
+    }
+}
+
+/// Ends the account of a thread that ends. What other destructors of the thread have to tell after this goes into a new one.
+extern "C" fn account_ends(account: *mut c_void) {
+    if guest::is_child() {
+        return;
+    }
+    let account = account.cast::<Account>().cast_const();
+    ACCOUNT.set(null());
+    let mut places = PLACES.lock().unwrap_or_else(PoisonError::into_inner);
+    places.accounts.retain(|known| known.0 != account);
+    // SAFETY: made by `with_account`, no longer in the list, and nobody else's.
+    let account = unsafe { Box::from_raw(account.cast_mut()) };
+    places.gone.add(&account);
 }
 
 /// Ends the ring of a thread that ends. What other destructors of the thread have to tell after this goes into a new one.
@@ -278,7 +320,6 @@ extern "C" fn thread_ends(place: *mut c_void) {
     places.known.retain(|known| known.0 != place);
     // SAFETY: made by `new_place`, no longer in the list, and nobody else's.
     let place = unsafe { Box::from_raw(place.cast_mut()) };
-    places.gone.add(&place.account);
     if guest::is_listening() {
         place.ring.into_inner().writer.end();
     }

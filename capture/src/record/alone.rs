@@ -44,6 +44,8 @@ use crate::kernel::traps::Traps;
 use crate::probes::functions::{self, Probed};
 use crate::probes::groups::Group;
 use crate::python::find::{self, Refusal};
+use crate::target::libraries::{self, kind_of};
+use crate::target::maps;
 
 /// How long to wait where there was nothing to take. Nothing wakes the recorder, so that no launch makes a system call.
 const PAUSE: Duration = Duration::from_millis(5);
@@ -143,6 +145,7 @@ impl Alone {
         let command = pidfd_of(child.id());
         // Found early: before its first call.
         let mut early = Python::Unknown(0);
+        let mut looked_for_driver = Instant::now();
         while !stop.load(Ordering::Relaxed) {
             let is_over = has_ended(child.id(), command.as_ref());
             for pid in self.look()? {
@@ -158,7 +161,11 @@ impl Alone {
             self.duties()?;
             if !is_over && !self.members.contains_key(&child.id()) {
                 self.locate(child.id(), &mut early, false)?;
-                self.driver = Mapped::look(self.driver, child.id());
+                if self.driver.is_none() && looked_for_driver.elapsed() >= LOOK_AGAIN {
+                    looked_for_driver = Instant::now();
+                    self.driver = Mapped::look(None, child.id()).filter(|_| has_driver(child.id()));
+                }
+                self.driver = self.driver.map(|known| Mapped::look(Some(known), child.id()).unwrap_or(known));
             }
             progress(self.progress());
             self.forget_the_gone(child)?;
@@ -551,6 +558,13 @@ fn out_of_scope(functions: &[Probed], collector: &Collector) -> (BTreeMap<Group,
         }
     }
     (groups, seen)
+}
+
+/// Whether a process has libcuda mapped. What cannot be looked into has not.
+fn has_driver(pid: u32) -> bool {
+    let is_driver =
+        |mapping: &maps::Mapping| mapping.is_file() && kind_of(&mapping.path) == Some(libraries::Kind::Driver);
+    maps::of(pid).is_ok_and(|mappings| mappings.iter().any(is_driver))
 }
 
 /// Calls, by all tables but those of what is none.

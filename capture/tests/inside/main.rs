@@ -369,6 +369,14 @@ fn each_segment_has_the_stacks_and_names_that_its_rows_refer_to() {
 }
 
 #[test]
+fn a_program_that_does_not_use_the_gpu_is_no_blind_spot_however_busy_it_is() {
+    let Some(scene) = Scene::new("no GPU") else { return };
+    const BUSY: &str = "import time\nend = time.time() + 6\nwhile time.time() < end: pass";
+    let Outcome { summary, .. } = scene.run(&["--collector", "inside"], BUSY, &[]);
+    assert_eq!(summary["blind_spots"], serde_json::json!([]), "{summary}");
+}
+
+#[test]
 fn what_cannot_be_is_refused_before_the_command_begins() {
     let Some(scene) = Scene::new("refusals") else { return };
     let refused = |options: &[&str], variables: &[(&str, &str)]| {

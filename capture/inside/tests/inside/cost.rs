@@ -19,6 +19,17 @@ fn each_call_is_counted_and_a_sample_of_them_says_what_they_take() {
     assert!(cost.own_ns + cost.keeper_ns + cost.cupti_threads_ns < 2 * cost.process_ns, "{cost:?}");
 }
 
+/// Beside probes threads have no rings, as they only announce their calls.
+#[test]
+fn calls_that_are_only_announced_are_counted_too() {
+    let mut recorder = Recorder::new(|control| (control.calls, control.announce) = (0, 1));
+    let Some(mut command) = client(&["threads", "4", "5000"]) else { return };
+    assert_ended_well(&recorder.run(&mut command));
+    let cost = &recorder.pages()[0].cost;
+    assert_eq!((cost.own_calls, recorder.told.kernels.len()), (2 * 4 * 5000, 4 * 5000));
+    assert!(cost.own_ns > 0 && cost.cupti_threads_ns > 0, "{cost:?}");
+}
+
 #[test]
 fn what_cupti_says_of_itself_is_added_up_by_its_sort_in_all_versions() {
     for version in ["18", "28", "130500"] {
