@@ -352,10 +352,12 @@ impl Alone {
     fn rotate(&mut self) -> Result<()> {
         self.tell_account()?;
         self.tallies.tell_settled(&mut self.tape)?;
+        self.tell_blind_spots()?;
         let Output::Segments(segments) = &mut self.tape else { return Ok(()) };
         let collector = &self.collector;
         if segments.rotate(|kept| collector.kept(kept))? {
             self.collector.begin_tape();
+            self.noted.begin_tape();
             write_clocks(&mut self.tape)?;
         }
         Ok(())
@@ -489,13 +491,11 @@ impl Alone {
         }
     }
 
+    /// Puts on the tape what cannot have been seen by now.
     fn tell_blind_spots(&mut self) -> Result<Vec<BlindSpot>> {
         let mut spots = self.noted.spots();
         spots.extend(super::blind_spots::of_collector(&self.collector));
-        if !spots.is_empty() {
-            let text = serde_json::to_string(&spots)?;
-            self.tape.property(ktape_format::definition::subject::TAPE, 0, property::BLIND_SPOTS, &text)?;
-        }
+        self.noted.tell(&spots, true, &mut self.tape)?;
         Ok(spots)
     }
 

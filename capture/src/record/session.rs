@@ -572,6 +572,7 @@ impl Session {
         let collector = &self.collector;
         if segments.rotate(|kept| collector.kept(kept))? {
             self.collector.begin_tape();
+            self.noted.begin_tape();
             self.read_clocks()?;
         }
         Ok(())
