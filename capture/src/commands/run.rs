@@ -52,7 +52,6 @@ pub(super) fn run(args: &Args) -> Result<Outcome> {
         .with_context(|| format!("cannot run {}: no such program", program.to_string_lossy()))?;
     let output = args.recording.output(&program.to_string_lossy(), std::process::id());
     let stop = recording::stop_on_signals()?;
-    let segments = args.recording.segments(&output);
     let (chosen, why) = args.collection.choose(&args.recording, &file)?;
     if !args.recording.quiet {
         // A closed stderr leaves nobody to tell.
@@ -60,20 +59,7 @@ pub(super) fn run(args: &Args) -> Result<Outcome> {
     }
     let mut command = Command::new(program);
     command.args(&args.command[1..]);
-    let mut options = Options {
-        output,
-        segments,
-        follow: true,
-        launch_durations: args.recording.launch_durations,
-        native: args.recording.native,
-        buffer_bytes: args.recording.buffer << 20,
-        cpu_hz: args.recording.cpu_hz,
-        gpu_hz: args.recording.gpu_counters,
-        max_overhead: args.recording.max_overhead,
-        off_cpu: args.recording.off_cpu,
-        node: None,
-        inside: None,
-    };
+    let mut options = args.recording.options(output, true);
     let progress = recording::show_progress(args.recording.quiet);
     let (summary, mut child) = match chosen {
         Chosen::Outside(inside) => {

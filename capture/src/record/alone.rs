@@ -33,10 +33,10 @@ use super::output::Output;
 use super::processes::{has_ended, identity_of, pidfd_of};
 use super::python::PROVEN_WITHIN;
 use super::session::{
-    CLOCKS, LOOK_AGAIN, Options, Progress, RECORDS_A_ROUND, TELL_LOSSES, begin_tape, many, monotonic_ns, note_trouble,
-    write_clocks,
+    CLOCKS, LOOK_AGAIN, Options, Progress, RECORDS_A_ROUND, TELL_LOSSES, begin_tape, end_gpu_counters, many,
+    monotonic_ns, note_trouble, write_clocks,
 };
-use super::summary::{GpuValues, Summary};
+use super::summary::Summary;
 use super::tally::{Counting, Tallies};
 use crate::collect::events::{Collector, LostCalls, Notice};
 use crate::collect::nvml::GpuCounters;
@@ -190,7 +190,7 @@ impl Alone {
         }
         self.note_blind_spots(child);
         self.collector.finish(&mut self.tape)?;
-        let gpu_counters = self.end_gpu_counters()?;
+        let gpu_counters = end_gpu_counters(self.gpu_counters.take(), &mut self.tape)?;
         self.tallies.look_at_all(Counting::of(None, Some(&self.inside)), self.collector.settled(), monotonic_ns())?;
         write_clocks(&mut self.tape)?;
         let blind_spots = self.tell_blind_spots()?;
@@ -474,13 +474,6 @@ impl Alone {
         self.collector.say_python(pid, &why, &mut self.tape)?;
         self.trouble(format!("process {pid}: {why}"));
         Ok(())
-    }
-
-    fn end_gpu_counters(&mut self) -> Result<Option<GpuValues>> {
-        let Some(mut counters) = self.gpu_counters.take() else { return Ok(None) };
-        counters.write(&mut self.tape)?;
-        let (written, lost) = counters.counts();
-        Ok(Some(GpuValues { gpus: counters.gpus(), written, lost }))
     }
 
     fn note_blind_spots(&mut self, child: &Child) {

@@ -291,7 +291,7 @@ impl Session {
             self.kernel.remove_target(pid);
         }
         self.is_ending = true;
-        let gpu_counters = self.end_gpu_counters()?;
+        let gpu_counters = end_gpu_counters(self.gpu_counters.take(), &mut self.tape)?;
         while self.drain(usize::MAX)? > 0 {}
         self.drain_inside()?;
         let off_at_end = self.end_off_cpu(now_ns)?;
@@ -578,13 +578,6 @@ impl Session {
         Ok(())
     }
 
-    fn end_gpu_counters(&mut self) -> Result<Option<GpuValues>> {
-        let Some(mut counters) = self.gpu_counters.take() else { return Ok(None) };
-        counters.write(&mut self.tape)?;
-        let (written, lost) = counters.counts();
-        Ok(Some(GpuValues { gpus: counters.gpus(), written, lost }))
-    }
-
     /// Has other limits count for the segments from now on.
     pub fn change_segments(&mut self, options: segments::Options) {
         if let Output::Segments(segments) = &mut self.tape {
@@ -661,6 +654,14 @@ pub(super) fn write_clocks(tape: &mut Output) -> Result<()> {
         })?;
     }
     Ok(())
+}
+
+/// Writes the last values of the GPUs' counters.
+pub(super) fn end_gpu_counters(counters: Option<GpuCounters>, tape: &mut Output) -> Result<Option<GpuValues>> {
+    let Some(mut counters) = counters else { return Ok(None) };
+    counters.write(tape)?;
+    let (written, lost) = counters.counts();
+    Ok(Some(GpuValues { gpus: counters.gpus(), written, lost }))
 }
 
 /// Counts something that went wrong.
