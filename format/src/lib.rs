@@ -8,6 +8,7 @@
 //! there and back), then [`block`] and [`column`] (what the bytes are);
 //! [`codec`] is one block without a file.
 
+pub mod blind_spots;
 pub mod block;
 pub mod carry;
 pub mod catalog;

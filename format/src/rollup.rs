@@ -5,13 +5,14 @@
 //! them. What launches of a graph ran is not added up: a rollup has the graph's nodes, as a segment has, and whoever reads it
 //! multiplies. So nothing is there twice, and a graph takes its nodes' room once, however often it is launched.
 //!
-//! Beside the totals it has the losses and tallies of its tapes, added up too, and the first and last clock pairs.
+//! Beside the totals it has the losses, tallies and blind spots of its tapes, added up too, and the first and last clock pairs.
 //! What was seen with too many different keys goes into one row a kind and function, which is counted.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use rustc_hash::FxHashMap;
 
+use crate::blind_spots::BlindSpots;
 use crate::carry::{Carrier, OfTape};
 use crate::definition::{Definitions, Shape, property, subject};
 use crate::error::{Damage, TapeError};
@@ -41,6 +42,7 @@ pub struct Digest {
     clocks: BTreeMap<(u8, u32), (ClockPair, ClockPair)>,
     /// From the first event to the end of the last.
     span: Option<(i64, i64)>,
+    blind_spots: BlindSpots,
 }
 
 /// Totals by what they are about.
@@ -153,6 +155,7 @@ impl Digest {
             renamed: BTreeSet::new(),
             clocks: BTreeMap::new(),
             span: None,
+            blind_spots: BlindSpots::default(),
         }
     }
 
@@ -195,6 +198,7 @@ impl Digest {
             let Ok(there) = carrier.carry(kind as u16, id, &known, memory);
             there
         };
+        self.blind_spots.add(definitions);
         self.sums.rest += adding.sums.rest;
         let rest = definitions.property(subject::TAPE, 0, property::ROLLED_UP_TOGETHER);
         self.sums.rest += rest.and_then(|rest| rest.parse::<u64>().ok()).unwrap_or(0);
@@ -250,6 +254,9 @@ impl Digest {
         let mut carrier = Carrier::default();
         if self.sums.rest > 0 {
             sink.property(subject::TAPE, 0, property::ROLLED_UP_TOGETHER, &self.sums.rest.to_string())?;
+        }
+        if let Some(json) = self.blind_spots.json() {
+            sink.property(subject::TAPE, 0, property::BLIND_SPOTS, &json)?;
         }
         for &(first, last) in self.clocks.values() {
             carrier.event(first, &known, sink)?;

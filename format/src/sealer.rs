@@ -16,6 +16,8 @@ use std::time::{Duration, Instant};
 use crate::block::{BlockEncoder, Defined};
 use crate::definition::Definitions;
 use crate::event::Events;
+#[cfg(target_os = "linux")]
+use crate::header::FileHeader;
 use crate::owners::Owners;
 use crate::staging::Halves;
 use crate::transpose::Transpose;
@@ -69,6 +71,8 @@ pub(crate) struct Sealer {
     /// Where the next block goes.
     pub(crate) offset: u64,
     pub(crate) allocate_ahead: bool,
+    /// How long the staging area is that is part of the file; 0 for none.
+    pub(crate) staging_bytes: u64,
     /// How often to wait until the disk has what is written; `None` for a tape that is not live.
     pub(crate) sync_every: Option<Duration>,
     pub(crate) encoder: BlockEncoder,
@@ -186,6 +190,8 @@ impl State {
         self.sealer.file.set_len(self.sealer.offset)?;
         // What a network filesystem could not store, it says only now.
         self.sealer.file.sync_all()?;
+        #[cfg(target_os = "linux")]
+        self.give_staging_back();
         // A child that was forked and has not started its program yet still has the file open, and so the lock.
         let _ = self.sealer.file.unlock();
         Ok(Written { file_bytes: self.sealer.offset, blocks: self.sequence, ..self.written })
@@ -214,6 +220,18 @@ impl State {
         let flags = rustix::fs::FallocateFlags::KEEP_SIZE;
         if rustix::fs::fallocate(&self.sealer.file, flags, self.allocated, bytes).is_ok() {
             self.allocated += bytes;
+        }
+    }
+
+    /// Makes a hole of the staging area, which is of no more use: a tape of a second would take eight megabytes for it. Only when the
+    /// blocks are on the disk. Not every filesystem can.
+    #[cfg(target_os = "linux")]
+    fn give_staging_back(&self) {
+        use rustix::fs::FallocateFlags;
+        if self.sealer.staging_bytes > 0 {
+            let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+            let _ =
+                rustix::fs::fallocate(&self.sealer.file, flags, FileHeader::STAGING_OFFSET, self.sealer.staging_bytes);
         }
     }
 

@@ -195,6 +195,7 @@ impl TapeWriter {
             due: due.clone(),
             offset: header.blocks_offset(),
             allocate_ahead: options.staged,
+            staging_bytes: 2 * header.staging_half_bytes,
             sync_every: options.sync_every,
             encoder: BlockEncoder::new()?,
         };

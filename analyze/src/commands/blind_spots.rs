@@ -3,27 +3,16 @@
 use std::io::{self, Write};
 
 use ktape_format::Definitions;
-use ktape_format::definition::{property, subject};
-use serde::{Deserialize, Serialize};
+use ktape_format::blind_spots::{BlindSpot, BlindSpots};
 
 use crate::human::HumanCount;
 use crate::timeline::names::printable;
 
-/// What a recorder cannot have seen.
-#[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) struct BlindSpot {
-    /// Of which sort: see `docs/run.md`.
-    kind: String,
-    /// How many.
-    count: u64,
-    /// Of what.
-    what: String,
-}
-
-/// Those of a tape. What cannot be read, of a newer version or a stranger, is none.
+/// Those of a tape, or of all of a recording.
 pub(super) fn of(definitions: &Definitions) -> Vec<BlindSpot> {
-    let json = definitions.property(subject::TAPE, 0, property::BLIND_SPOTS);
-    json.and_then(|json| serde_json::from_str(json).ok()).unwrap_or_default()
+    let mut all = BlindSpots::default();
+    all.add(definitions);
+    all.spots
 }
 
 /// Lists them.

@@ -5,10 +5,11 @@ use std::path::PathBuf;
 
 use anyhow::Result;
 use ktape_format::Table as _;
+use ktape_format::blind_spots::BlindSpot;
 use ktape_format::event::lifecycle_kind;
 use serde::Serialize;
 
-use super::blind_spots::{self, BlindSpot};
+use super::blind_spots;
 use super::counts::write_not_kept;
 use super::inside_cost::{self, InsideCost};
 use super::load::{Loaded, Losses, load, open_tape};

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use ktape_format::definition::{Frame, Function, KernelName, Process, Shape, Stack, Thread, property};
+use ktape_format::definition::{Frame, Function, KernelName, Process, Shape, Stack, Thread, property, subject};
 use ktape_format::event::{ClockPair, Launch, Sync, clock_kind};
 use ktape_format::recording::Name;
 use ktape_format::rollup::Digest;
@@ -12,11 +12,13 @@ use serde_json::Value;
 
 use crate::common::analyze;
 
-/// Four segments of 100 launches and 10 waits each, by other stacks each time.
+/// Four segments of 100 launches and 10 waits each, by other stacks each time, and of one to four blind spots.
 fn recording(directory: &Path) {
     for number in 1..=4_u64 {
         let name = name((number, number));
         let mut tape = TapeWriter::create(&directory.join(name.tape()), &Options::batch("test")).unwrap();
+        let spots = format!(r#"[{{"kind":"unknown_stacks","count":{number},"what":"calls"}}]"#);
+        tape.property(subject::TAPE, 0, property::BLIND_SPOTS, &spots).unwrap();
         let process = tape.define(Process { pid: 7, ..Process::default() }).unwrap();
         let thread = tape.define(Thread { process, tid: 7 }).unwrap();
         for index in 0..110_u64 {
@@ -79,11 +81,16 @@ fn totals_are_the_same_whatever_is_left_of_the_events() {
     remove(name((2, 2)).rollup());
     let merged = info(folder.path());
     for later in [&without_events, &between, &merged] {
-        for key in ["totals", "host", "kernels"] {
+        for key in ["totals", "host", "kernels", "blind_spots"] {
             assert_eq!(later[key], whole[key], "{key}");
         }
     }
     assert_eq!(whole["totals"][0]["count"], 400);
+    assert_eq!(whole["blind_spots"], serde_json::json!([{"kind": "unknown_stacks", "count": 10, "what": "calls"}]));
+    // A part of the time is read of the segments that have events, and is of these.
+    let output = analyze(["info", "--json", "--from", "1us", folder.path().to_str().unwrap()]);
+    let part: Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(part["blind_spots"][0]["count"], 3 + 4, "{part}");
     assert_eq!(whole["totals"][1]["sum_ns"], 10 * 500 * (1 + 2 + 3 + 4));
     let has_events: Vec<_> = merged["parts"].as_array().unwrap().iter().map(|part| &part["has_events"]).collect();
     assert_eq!(has_events, [false, true]);

@@ -4,9 +4,8 @@ use anyhow::Result;
 
 use super::Outcome;
 use super::recording::{self, Recording};
-use crate::collect::events::LaunchScope;
 use crate::privileges;
-use crate::record::session::{Options, Session};
+use crate::record::session::Session;
 use crate::target::libraries;
 use crate::target::process::{self, Process};
 
@@ -40,23 +39,9 @@ pub(super) fn run(args: &Args) -> Result<Outcome> {
     }
     let output = args.recording.output(&name, args.pids[0]);
     let stop = recording::stop_on_signals()?;
-    let segments = args.recording.segments(&output);
-    let is_segmented = segments.is_some();
-    let mut session = Session::begin(Options {
-        output: output.clone(),
-        segments,
-        follow: false,
-        launch_durations: args.recording.launch_durations,
-        native: args.recording.native,
-        buffer_bytes: args.recording.buffer << 20,
-        cpu_hz: args.recording.cpu_hz,
-        gpu_hz: args.recording.gpu_counters,
-        max_overhead: args.recording.max_overhead,
-        off_cpu: args.recording.off_cpu,
-        node: None,
-        launches: LaunchScope::default(),
-        inside: None,
-    })?;
+    let options = args.recording.options(output.clone(), false);
+    let is_segmented = options.segments.is_some();
+    let mut session = Session::begin(options)?;
     if is_segmented {
         recording::rotate_on_hangup(session.rotation())?;
     }

@@ -12,6 +12,7 @@ use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 
 use super::Outcome;
 use super::segments::{Segments, is_directory};
+use crate::collect::events::LaunchScope;
 use crate::collect::inside::cost::Cost;
 use crate::collect::inside::device::DeviceCounts;
 use crate::collect::inside::ranges::RangeCounts;
@@ -19,8 +20,7 @@ use crate::collect::nvml;
 use crate::kernel::sampler::MOST_HZ;
 use crate::record::blind_spots::Kind;
 use crate::record::cost::Spending;
-use crate::record::segments;
-use crate::record::session::{Progress, Session};
+use crate::record::session::{Options, Progress, Session};
 use crate::record::summary::{GpuValues, Summary};
 
 /// How much may wait between the probes and the recorder, unless something else is said.
@@ -116,9 +116,23 @@ impl Recording {
         options.into_iter().find_map(|(is_set, option)| is_set.then_some(option))
     }
 
-    /// Which segments, if the output is a directory.
-    pub(super) fn segments(&self, output: &Path) -> Option<segments::Options> {
-        is_directory(output).then(|| self.segments.options(output))
+    /// What is to be recorded, and where to: segments, if the output is a directory.
+    pub(super) fn options(&self, output: PathBuf, follow: bool) -> Options {
+        Options {
+            segments: is_directory(&output).then(|| self.segments.options(&output)),
+            output,
+            follow,
+            launch_durations: self.launch_durations,
+            native: self.native,
+            buffer_bytes: self.buffer << 20,
+            cpu_hz: self.cpu_hz,
+            gpu_hz: self.gpu_counters,
+            max_overhead: self.max_overhead,
+            off_cpu: self.off_cpu,
+            node: None,
+            launches: LaunchScope::default(),
+            inside: None,
+        }
     }
 }
 

@@ -63,7 +63,6 @@ pub(super) fn run(args: &Args) -> Result<Outcome> {
     let output = args.recording.output(&program.to_string_lossy(), std::process::id());
     let launches = LaunchScope::new(&args.python_path, args.kernel.as_deref()).context("--kernel")?;
     let stop = recording::stop_on_signals()?;
-    let segments = args.recording.segments(&output);
     let (chosen, why) = args.collection.choose(&args.recording, &file, !args.no_children, args.kernel.is_some())?;
     if !args.recording.quiet {
         // A closed stderr leaves nobody to tell.
@@ -71,21 +70,8 @@ pub(super) fn run(args: &Args) -> Result<Outcome> {
     }
     let mut command = Command::new(program);
     command.args(&args.command[1..]);
-    let mut options = Options {
-        output,
-        segments,
-        follow: !args.no_children,
-        launch_durations: args.recording.launch_durations,
-        native: args.recording.native,
-        buffer_bytes: args.recording.buffer << 20,
-        cpu_hz: args.recording.cpu_hz,
-        gpu_hz: args.recording.gpu_counters,
-        max_overhead: args.recording.max_overhead,
-        off_cpu: args.recording.off_cpu,
-        node: None,
-        launches,
-        inside: None,
-    };
+    let mut options = args.recording.options(output, !args.no_children);
+    options.launches = launches;
     let progress = recording::show_progress(args.recording.quiet);
     let (summary, mut child) = match chosen {
         Chosen::Outside(inside) => {

@@ -33,10 +33,10 @@ use super::output::Output;
 use super::processes::{has_ended, identity_of, pidfd_of};
 use super::python::PROVEN_WITHIN;
 use super::session::{
-    CLOCKS, LOOK_AGAIN, Options, Progress, RECORDS_A_ROUND, TELL_LOSSES, begin_tape, many, monotonic_ns, note_trouble,
-    write_clocks,
+    CLOCKS, LOOK_AGAIN, Options, Progress, RECORDS_A_ROUND, TELL_LOSSES, begin_tape, end_gpu_counters, many,
+    monotonic_ns, note_trouble, write_clocks,
 };
-use super::summary::{GpuValues, Summary};
+use super::summary::Summary;
 use super::tally::{Counting, Tallies};
 use crate::collect::events::{Collector, LostCalls, Notice};
 use crate::collect::nvml::GpuCounters;
@@ -199,7 +199,7 @@ impl Alone {
         self.inside.tell_all_cost(&self.collector, &mut self.tape)?;
         self.note_blind_spots(child);
         self.collector.finish(&mut self.tape)?;
-        let gpu_counters = self.end_gpu_counters()?;
+        let gpu_counters = end_gpu_counters(self.gpu_counters.take(), &mut self.tape)?;
         self.tallies.look_at_all(Counting::of(None, Some(&self.inside)), self.collector.settled(), monotonic_ns())?;
         write_clocks(&mut self.tape)?;
         let blind_spots = self.tell_blind_spots()?;
@@ -364,10 +364,12 @@ impl Alone {
         self.tell_account()?;
         self.tallies.tell_settled(&mut self.tape)?;
         self.inside.tell_all_cost(&self.collector, &mut self.tape)?;
+        self.tell_blind_spots()?;
         let Output::Segments(segments) = &mut self.tape else { return Ok(()) };
         let collector = &self.collector;
         if segments.rotate(|kept| collector.kept(kept))? {
             self.collector.begin_tape();
+            self.noted.begin_tape();
             write_clocks(&mut self.tape)?;
         }
         Ok(())
@@ -488,13 +490,6 @@ impl Alone {
         Ok(())
     }
 
-    fn end_gpu_counters(&mut self) -> Result<Option<GpuValues>> {
-        let Some(mut counters) = self.gpu_counters.take() else { return Ok(None) };
-        counters.write(&mut self.tape)?;
-        let (written, lost) = counters.counts();
-        Ok(Some(GpuValues { gpus: counters.gpus(), written, lost }))
-    }
-
     fn note_blind_spots(&mut self, child: &Child) {
         if self.recorded == 0
             && let Some(what) = self.driver.and_then(|mapped| mapped.silence(child.id(), "without the library"))
@@ -503,13 +498,11 @@ impl Alone {
         }
     }
 
+    /// Puts on the tape what cannot have been seen by now.
     fn tell_blind_spots(&mut self) -> Result<Vec<BlindSpot>> {
         let mut spots = self.noted.spots();
         spots.extend(super::blind_spots::of_collector(&self.collector));
-        if !spots.is_empty() {
-            let text = serde_json::to_string(&spots)?;
-            self.tape.property(ktape_format::definition::subject::TAPE, 0, property::BLIND_SPOTS, &text)?;
-        }
+        self.noted.tell(&spots, true, &mut self.tape)?;
         Ok(spots)
     }
 

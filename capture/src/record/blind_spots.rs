@@ -12,6 +12,7 @@ use ktape_format::Sink as _;
 use ktape_format::definition::{property, subject};
 use serde::Serialize;
 
+use super::output::Output;
 use super::python::Python;
 use super::session::Session;
 use crate::collect::events::Collector;
@@ -84,6 +85,10 @@ pub(super) struct Noted {
     counts: BTreeMap<(Kind, String), u64>,
     /// What was on the tape last: the counts are told at the end only, so that a long recording is not full of them.
     told: Vec<(Kind, String)>,
+    /// What the tapes before have told: this one tells the rest.
+    on_earlier_tapes: BTreeMap<(Kind, String), u64>,
+    /// The same, with this one.
+    on_tapes: BTreeMap<(Kind, String), u64>,
 }
 
 impl Noted {
@@ -95,6 +100,33 @@ impl Noted {
         let is_known = self.counts.contains_key(&(kind, what.clone()));
         let what = if is_known || self.counts.len() < MOST_NOTED { what } else { "of others of the sort".to_owned() };
         *self.counts.entry((kind, what)).or_default() += count;
+    }
+
+    /// Of all that is known by now, what came since the tape was begun.
+    fn of_this_tape(&self, spots: &[BlindSpot]) -> Vec<BlindSpot> {
+        let rest = |spot: &BlindSpot| {
+            let before = self.on_earlier_tapes.get(&(spot.kind, spot.what.clone())).copied().unwrap_or(0);
+            BlindSpot { count: spot.count.saturating_sub(before), ..spot.clone() }
+        };
+        spots.iter().map(rest).filter(|spot| spot.count > 0).collect()
+    }
+
+    /// Puts on the tape what came since that was begun, if there are others than before. At the end the counts are told too.
+    pub(super) fn tell(&mut self, spots: &[BlindSpot], is_end: bool, tape: &mut Output) -> Result<()> {
+        let new = self.of_this_tape(spots);
+        let kinds: Vec<(Kind, String)> = new.iter().map(|spot| (spot.kind, spot.what.clone())).collect();
+        if kinds != self.told || (is_end && !new.is_empty()) {
+            tape.property(subject::TAPE, 0, property::BLIND_SPOTS, &serde_json::to_string(&new)?)?;
+            self.told = kinds;
+            self.on_tapes = spots.iter().map(|spot| ((spot.kind, spot.what.clone()), spot.count)).collect();
+        }
+        Ok(())
+    }
+
+    /// Learns that another tape was begun.
+    pub(super) fn begin_tape(&mut self) {
+        self.told.clear();
+        self.on_earlier_tapes.clone_from(&self.on_tapes);
     }
 
     /// All that was noted.
@@ -207,12 +239,7 @@ impl Session {
     /// Puts them on the tape, if there are others than before. At the end the counts are told too.
     pub(super) fn tell_blind_spots(&mut self, is_end: bool) -> Result<Vec<BlindSpot>> {
         let spots = self.blind_spots()?;
-        let kinds: Vec<(Kind, String)> = spots.iter().map(|spot| (spot.kind, spot.what.clone())).collect();
-        if kinds != self.noted.told || (is_end && !spots.is_empty()) {
-            let text = serde_json::to_string(&spots)?;
-            self.tape.property(subject::TAPE, 0, property::BLIND_SPOTS, &text)?;
-            self.noted.told = kinds;
-        }
+        self.noted.tell(&spots, is_end, &mut self.tape)?;
         Ok(spots)
     }
 }
@@ -293,6 +320,34 @@ mod tests {
         assert!(mapped(5, 500).is_busy());
         assert!(!mapped(4, 4000).is_busy());
         assert!(!mapped(60, 100).is_busy(), "it waits for something else");
+    }
+
+    #[test]
+    fn each_tape_tells_what_came_while_it_was_written() {
+        let spot = |count, what: &str| BlindSpot { kind: Kind::UnknownStacks, count, what: what.to_owned() };
+        let mut noted = Noted::default();
+        // What each of three tapes is told of all that is known by then, and tells.
+        let known = [
+            vec![spot(3, "a"), spot(1, "b")],
+            vec![spot(5, "a"), spot(1, "b"), spot(7, "c")],
+            // A kernel that has a name now was without one on the tapes before.
+            vec![spot(4, "a"), spot(1, "b"), spot(8, "c")],
+        ];
+        let told = known.map(|spots| {
+            let file = tempfile::NamedTempFile::new().unwrap();
+            let options = ktape_format::Options::batch("test");
+            let mut tape = Output::tape(file.path(), &options).unwrap();
+            noted.tell(&spots, true, &mut tape).unwrap();
+            noted.begin_tape();
+            assert_eq!(tape.finish().failure, None);
+            let definitions = ktape_format::Tape::open(file.path()).unwrap().definitions().unwrap();
+            let json = definitions.property(subject::TAPE, 0, property::BLIND_SPOTS).map(str::to_owned);
+            json.unwrap_or_default()
+        });
+        let json = |spots: &[BlindSpot]| serde_json::to_string(spots).unwrap();
+        let expected =
+            [json(&[spot(3, "a"), spot(1, "b")]), json(&[spot(2, "a"), spot(7, "c")]), json(&[spot(1, "c")])];
+        assert_eq!(told, expected);
     }
 
     #[test]

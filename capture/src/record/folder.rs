@@ -81,12 +81,6 @@ impl Folder {
         Ok(openat(&self.directory, name, flags, Mode::empty())?.into())
     }
 
-    /// The same, to be changed.
-    pub(super) fn write(&self, name: &str) -> Result<File> {
-        let flags = OFlags::NOFOLLOW | OFlags::WRONLY | OFlags::CLOEXEC;
-        Ok(openat(&self.directory, name, flags, Mode::empty())?.into())
-    }
-
     /// Gives a file another name, which no file has.
     pub(super) fn rename(&self, from: &str, to: &str) -> Result<()> {
         match renameat_with(&self.directory, from, &self.directory, to, RenameFlags::NOREPLACE) {

@@ -287,17 +287,6 @@ impl Worker {
             }
         }
         tape.finish().with_context(|| name.tape())?;
-        // The staging area of a closed tape is room that nobody reads. That a filesystem cannot give it back is no error.
-        if let Ok(file) = self.folder.read(&name.tape())
-            && let Ok(read) = Tape::of_file(file)
-            && let Ok(file) = self.folder.write(&name.tape())
-        {
-            let from = ktape_format::header::FileHeader::STAGING_OFFSET;
-            let bytes = read.header().blocks_offset().saturating_sub(from);
-            if bytes > 0 {
-                let _ = fallocate(&file, FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE, from, bytes);
-            }
-        }
         Ok(())
     }
 

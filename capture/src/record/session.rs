@@ -301,7 +301,7 @@ impl Session {
             self.kernel.remove_target(pid);
         }
         self.is_ending = true;
-        let gpu_counters = self.end_gpu_counters()?;
+        let gpu_counters = end_gpu_counters(self.gpu_counters.take(), &mut self.tape)?;
         while self.drain(usize::MAX)? > 0 {}
         self.drain_inside()?;
         let off_at_end = self.end_off_cpu(now_ns)?;
@@ -591,16 +591,10 @@ impl Session {
         let collector = &self.collector;
         if segments.rotate(|kept| collector.kept(kept))? {
             self.collector.begin_tape();
+            self.noted.begin_tape();
             self.read_clocks()?;
         }
         Ok(())
-    }
-
-    fn end_gpu_counters(&mut self) -> Result<Option<GpuValues>> {
-        let Some(mut counters) = self.gpu_counters.take() else { return Ok(None) };
-        counters.write(&mut self.tape)?;
-        let (written, lost) = counters.counts();
-        Ok(Some(GpuValues { gpus: counters.gpus(), written, lost }))
     }
 
     /// Has other limits count for the segments from now on.
@@ -679,6 +673,14 @@ pub(super) fn write_clocks(tape: &mut Output) -> Result<()> {
         })?;
     }
     Ok(())
+}
+
+/// Writes the last values of the GPUs' counters.
+pub(super) fn end_gpu_counters(counters: Option<GpuCounters>, tape: &mut Output) -> Result<Option<GpuValues>> {
+    let Some(mut counters) = counters else { return Ok(None) };
+    counters.write(tape)?;
+    let (written, lost) = counters.counts();
+    Ok(Some(GpuValues { gpus: counters.gpus(), written, lost }))
 }
 
 /// Counts something that went wrong.

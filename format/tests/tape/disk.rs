@@ -4,7 +4,8 @@ use std::path::Path;
 use std::process::Command;
 
 use ktape_format::event::{Launch, Memcpy};
-use ktape_format::{Sink, Tape, TapeError, TapeWriter, Wanted};
+use ktape_format::header::ClockKind;
+use ktape_format::{Options, Sink, Tape, TapeError, TapeWriter, Wanted};
 
 use crate::{say, staged};
 
@@ -57,6 +58,29 @@ fn child_whose_disk_is_full() {
     let contents = read();
     assert_eq!(contents.damage, []);
     assert_eq!(contents.events.launch.start_ns, (0..=5000 + first_refused).collect::<Vec<_>>());
+}
+
+#[test]
+fn a_closed_tape_takes_no_room_for_its_staging_area() {
+    use std::os::unix::fs::MetadataExt as _;
+
+    let file = tempfile::NamedTempFile::new().unwrap();
+    let on_disk = || file.as_file().metadata().unwrap().blocks() * 512;
+    let mut writer = TapeWriter::create(file.path(), &Options::live("test", ClockKind::Monotonic, "host")).unwrap();
+    (0..100).for_each(|start_ns| writer.event(Launch { start_ns, ..Launch::default() }).unwrap());
+    let while_open = on_disk();
+    let before = Tape::open(file.path()).unwrap().read(&Wanted::default()).unwrap().events;
+    let written = writer.finish().unwrap();
+    let probe = tempfile::NamedTempFile::new().unwrap();
+    let flags = rustix::fs::FallocateFlags::PUNCH_HOLE | rustix::fs::FallocateFlags::KEEP_SIZE;
+    if rustix::fs::fallocate(probe.as_file(), flags, 0, 4096).is_err() {
+        return say("SKIPPED: this filesystem makes no holes");
+    }
+    assert!(while_open > 8_000_000 && on_disk() < 32_000, "{while_open} bytes while open, {} closed", on_disk());
+    assert_eq!(file.as_file().metadata().unwrap().len(), written.file_bytes);
+    let tape = Tape::open(file.path()).unwrap();
+    let contents = tape.read(&Wanted::default()).unwrap();
+    assert!(tape.is_closed() && contents.damage.is_empty() && contents.events.launch == before.launch);
 }
 
 /// Text that does not compress to nothing.

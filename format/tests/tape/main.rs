@@ -105,21 +105,31 @@ pub(crate) fn staged(half_bytes: u32) -> Options {
 
 /// Three blocks, each with definitions of its own and events that use them.
 pub(crate) fn small_tape(options: &Options) -> Vec<u8> {
-    tape_of(options, |writer| {
-        for block in 0..3_i64 {
-            let process = writer.define(Process { pid: 100 + block, ..Process::default() })?;
-            let thread = writer.define(Thread { process, tid: block })?;
-            let name = writer.string(&format!("function {block}"))?;
-            let frame = writer.define(Frame { name, ..Frame::default() })?;
-            let stack = writer.define(Stack { parent: 0, frame, line: 7 })?;
-            for event in 0..20 {
-                let start_ns = block * 1_000_000 + event * 1000;
-                writer.event(Launch { start_ns, duration_ns: 500, thread, stack, ..Launch::default() })?;
-            }
-            writer.seal()?;
+    tape_of(options, write_three_blocks)
+}
+
+/// The same, by a writer that was killed behind them.
+pub(crate) fn small_killed_tape() -> Vec<u8> {
+    let file = tempfile::NamedTempFile::new().unwrap();
+    let mut writer = TapeWriter::create(file.path(), &staged(4096)).unwrap();
+    write_three_blocks(&mut writer).unwrap();
+    std::fs::read(file.path()).unwrap()
+}
+
+fn write_three_blocks(writer: &mut TapeWriter) -> Result<(), TapeError> {
+    for block in 0..3_i64 {
+        let process = writer.define(Process { pid: 100 + block, ..Process::default() })?;
+        let thread = writer.define(Thread { process, tid: block })?;
+        let name = writer.string(&format!("function {block}"))?;
+        let frame = writer.define(Frame { name, ..Frame::default() })?;
+        let stack = writer.define(Stack { parent: 0, frame, line: 7 })?;
+        for event in 0..20 {
+            let start_ns = block * 1_000_000 + event * 1000;
+            writer.event(Launch { start_ns, duration_ns: 500, thread, stack, ..Launch::default() })?;
         }
-        Ok(())
-    })
+        writer.seal()?;
+    }
+    Ok(())
 }
 
 /// Two sealed blocks and a staged tail, each with definitions of its own, by a writer that was killed.

@@ -8,12 +8,14 @@ use std::convert::Infallible;
 use std::path::Path;
 
 use anyhow::{Result, bail};
+use ktape_format::blind_spots::BlindSpots;
 use ktape_format::carry::{Carrier, OfTape};
+use ktape_format::definition::{property, subject};
 use ktape_format::event::{
     Api, ClockPair, Event, GraphLaunch, Kernel, KindVisitor, Launch, clock_kind, timing, visit_kinds,
 };
 use ktape_format::table::DefinitionKind;
-use ktape_format::{Definitions, Events, Memory, Row as _, Table as _, Tape, TapeError, Wanted, header};
+use ktape_format::{Definitions, Events, Memory, Row as _, Sink as _, Table as _, Tape, TapeError, Wanted, header};
 
 use super::{Unread, numbered, read};
 use crate::commands::load::Loaded;
@@ -37,6 +39,7 @@ struct Joined {
     staged_rows: u64,
     tail_in_memory: bool,
     is_open: bool,
+    blind_spots: BlindSpots,
 }
 
 /// Opens the segments of a recording that have events as one trace, cut to the selection.
@@ -56,6 +59,9 @@ pub fn load_trace(path: &Path, selection: &Selection, symbols: &Symbols) -> Resu
             "{}: only totals are left, all events were deleted; `analyze info` and `flamegraph` show them",
             path.display()
         );
+    }
+    if let Some(json) = joined.blind_spots.json() {
+        let Ok(()) = joined.memory.property(subject::TAPE, 0, property::BLIND_SPOTS, &json);
     }
     let events = std::mem::take(&mut joined.memory.events);
     let mut timeline = Timeline::new(joined.memory.definitions, events);
@@ -99,6 +105,7 @@ impl Joined {
         let begin_ns = tape.first_ns();
         let first_ns = *self.first_ns.get_or_insert(begin_ns.unwrap_or(0).saturating_add(shift_ns));
         let definitions = tape.definitions()?;
+        self.blind_spots.add(&definitions);
         // It was asked for once, so it can be no error now.
         let mut wanted = selection.wanted(first_ns.saturating_sub(shift_ns)).unwrap_or_default();
         let processes = selection.processes(&definitions).ok();
