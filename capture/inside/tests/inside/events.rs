@@ -243,9 +243,19 @@ fn a_forked_child_launches_as_it_would_have() {
 fn where_the_loader_has_not_preloaded_the_library_it_says_so() {
     let mut recorder = recorder(|_| {});
     let Some(mut command) = client(&["stream", "100"]) else { return };
-    assert_ended_well(&recorder.run_late(&mut command));
+    assert_ended_well(&recorder.run_by("CUDA_INJECTION64_PATH", &mut command));
     assert_eq!((recorder.told.timed.len(), recorder.told.correlated.len()), (0, 100));
     assert_eq!(recorder.pages()[0].state, state::NOT_PRELOADED);
+}
+
+#[test]
+fn where_the_driver_loads_another_tool_the_first_launch_is_the_beginning() {
+    let mut recorder = recorder(|_| {});
+    let Some(mut command) = client(&["stream", "100"]) else { return };
+    assert_ended_well(&recorder.run_by("LD_PRELOAD", &mut command));
+    // Of calls launches tell alone: CUPTI is the other tool's.
+    assert_eq!((recorder.told.timed.len(), recorder.told.correlated.len()), (100, 100));
+    assert_eq!(recorder.counted(tally::KERNEL), (100, 0));
 }
 
 #[test]
