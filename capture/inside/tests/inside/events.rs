@@ -254,6 +254,7 @@ fn where_the_driver_loads_another_tool_the_first_launch_is_the_beginning() {
     let Some(mut command) = client(&["stream", "100"]) else { return };
     assert_ended_well(&recorder.run_by("LD_PRELOAD", &mut command));
     // Of calls launches tell alone: CUPTI is the other tool's.
+    assert_eq!(recorder.pages()[0].state, state::OTHER_CLIENT);
     assert_eq!((recorder.told.timed.len(), recorder.told.correlated.len()), (100, 100));
     assert_eq!(recorder.counted(tally::KERNEL), (100, 0));
 }
