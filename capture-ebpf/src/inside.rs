@@ -129,8 +129,12 @@ pub struct ProcessPage {
     pub overhead_ns: [AtomicU64; overhead::NAMES.len()],
     /// Launches that have had CUDA events around them.
     pub timed: AtomicU64,
-    /// How long the program's threads took for these events, and for asking whether a launch gets them.
+    /// How long the program's threads took for these events, and for asking whether a launch gets them; but for those that took long.
     pub timed_ns: AtomicU64,
+    /// Of these launches, those that took long: they made events, or the thread was interrupted.
+    pub timed_long: AtomicU64,
+    /// How long those took.
+    pub timed_long_ns: AtomicU64,
     /// Launches that were not to be timed by CUDA events, by [`untimed`].
     pub untimed: [AtomicU64; untimed::NAMES.len()],
 }

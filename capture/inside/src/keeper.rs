@@ -50,6 +50,12 @@ pub(crate) fn begin_cupti(guest: &'static Guest) -> bool {
     cupti.as_ref().is_some_and(Cupti::tells)
 }
 
+/// Leaves CUPTI to the library that the driver has loaded in place of this one.
+pub(crate) fn leave_cupti(guest: &'static Guest) {
+    let _lock = cupti();
+    say(guest.page, state::OTHER_CLIENT, 0, "its library is in CUDA_INJECTION64_PATH");
+}
+
 /// Starts the thread.
 pub(crate) fn begin(guest: &'static Guest) -> Result<(), String> {
     extern "C" fn exits() {

@@ -50,6 +50,8 @@ Examples:
   capture run --cpu-hz 99 -- python serve.py      and where the host's time goes between calls
   capture run --device-time cupti -- python serve.py
                                                   and when the GPU did what
+  capture run --device-time events --kernel gemm -- python serve.py
+                                                  and when it ran these kernels, without CUPTI
   analyze info serve.ktape                        what is on it
 
 The exit code is the command's; where that is 0 and calls were lost, 3; and 4 where nothing was seen,

@@ -11,7 +11,7 @@ use ktape_ebpf::wire::{Plain as _, tally};
 use rustc_hash::FxHashSet;
 
 use super::driver::{Driver, Handle, NOT_READY, SUCCESS};
-use super::pool::{self, Mine, Pair, Pool, Recorded};
+use super::pool::{self, Mine, Pair, Pool, Recorded, Took};
 use super::reference::References;
 use crate::guest::Guest;
 use crate::{clock, rings};
@@ -51,8 +51,9 @@ static CONTEXTS: Mutex<Vec<Known>> = Mutex::new(Vec::new());
 static MISSING: [AtomicU64; missing::COUNT] = [const { AtomicU64::new(0) }; missing::COUNT];
 /// Since when.
 static MISSING_SINCE_NS: AtomicU64 = AtomicU64::new(0);
-/// Launches with events of pools that are gone, and how long they took.
-static GONE: [AtomicU64; 2] = [const { AtomicU64::new(0) }; 2];
+/// What launches took of pools that are gone.
+static GONE: Took =
+    Took { launches: AtomicU64::new(0), ns: AtomicU64::new(0), long: AtomicU64::new(0), long_ns: AtomicU64::new(0) };
 
 fn contexts() -> MutexGuard<'static, Vec<Known>> {
     CONTEXTS.lock().unwrap_or_else(PoisonError::into_inner)
@@ -157,6 +158,9 @@ pub(crate) fn tell(guest: &Guest, is_round: bool, is_last: bool) {
 impl Known {
     /// Tells what is over. In the context.
     fn read(&mut self, driver: &Driver) {
+        if self.references.is_empty() {
+            return;
+        }
         let mut waiting = FxHashSet::default();
         for Reading { pool, pending } in &mut self.pools {
             // Of a thread that has ended nothing comes behind this.
@@ -272,16 +276,16 @@ fn tell_missing() {
 }
 
 fn count_gone(pool: &Pool) {
-    GONE[0].fetch_add(pool.timed.load(Ordering::Relaxed), Ordering::Relaxed);
-    GONE[1].fetch_add(pool.timed_ns.load(Ordering::Relaxed), Ordering::Relaxed);
+    for (gone, word) in GONE.words().into_iter().zip(pool.took.words()) {
+        gone.fetch_add(word.load(Ordering::Relaxed), Ordering::Relaxed);
+    }
 }
 
 fn tell_cost(page: &ProcessPage, contexts: &[Known]) {
-    let pools = contexts.iter().flat_map(|known| &known.pools);
-    let sum = |of: fn(&Pool) -> &AtomicU64, gone: &AtomicU64| {
-        gone.load(Ordering::Relaxed)
-            + pools.clone().map(|reading| of(&reading.pool).load(Ordering::Relaxed)).sum::<u64>()
-    };
-    page.timed.store(sum(|pool| &pool.timed, &GONE[0]), Ordering::Relaxed);
-    page.timed_ns.store(sum(|pool| &pool.timed_ns, &GONE[1]), Ordering::Relaxed);
+    let mut sums = GONE.words().map(|word| word.load(Ordering::Relaxed));
+    for reading in contexts.iter().flat_map(|known| &known.pools) {
+        sums.iter_mut().zip(reading.pool.took.words()).for_each(|(sum, word)| *sum += word.load(Ordering::Relaxed));
+    }
+    let words = [&page.timed, &page.timed_ns, &page.timed_long, &page.timed_long_ns];
+    words.into_iter().zip(sums).for_each(|(word, sum)| word.store(sum, Ordering::Relaxed));
 }

@@ -151,9 +151,7 @@ fn end(recorded: Recorded, has_launched: bool, per_thread: bool, context: Handle
             return mine.put_back(recorded.pair);
         }
         mine.pool.recorded.put(recorded);
-        let (timed, timed_ns) = (&mine.pool.timed, &mine.pool.timed_ns);
-        timed.store(timed.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
-        timed_ns.store(timed_ns.load(Ordering::Relaxed) + cost(clock::monotonic_ns()), Ordering::Relaxed);
+        mine.pool.took.add(cost(clock::monotonic_ns()));
     });
     if has_launched && !is_timed {
         contexts::count(missing::EVENT_FAILED, 1);

@@ -19,7 +19,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use ktape_ebpf::inside::{device_time, state};
 
 use crate::guest::{self, Guest};
-use crate::{announce, say};
+use crate::{announce, keeper, say};
 
 mod contexts;
 mod driver;
@@ -78,6 +78,9 @@ fn begin_late() -> bool {
             return false;
         }
         if let Some(guest) = crate::guest() {
+            if guest.wants_cupti() {
+                keeper::leave_cupti(guest);
+            }
             begin(guest, false);
         }
         IS_ON.load(Ordering::Relaxed)

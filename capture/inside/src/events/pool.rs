@@ -20,6 +20,9 @@ const FIRST_BATCH: u32 = 64;
 /// And at once at most, as the launch that they are made at waits for all of them.
 const MOST_AT_ONCE: u32 = 512;
 
+/// A launch that takes longer makes events, or its thread has been interrupted.
+const LONG_NS: u64 = 100_000;
+
 /// How many the process has.
 static ALL: AtomicU32 = AtomicU32::new(0);
 
@@ -100,9 +103,38 @@ pub(super) struct Pool {
     pub(super) recorded: Queue<Recorded>,
     /// The thread has ended.
     pub(super) has_ended: AtomicBool,
-    /// How many launches have had events, and how long the thread took for them. It alone writes these.
-    pub(super) timed: AtomicU64,
-    pub(super) timed_ns: AtomicU64,
+    /// What the thread's launches took. It alone writes it.
+    pub(super) took: Took,
+}
+
+/// What launches took: how many, and how long.
+#[derive(Debug, Default)]
+pub(super) struct Took {
+    pub(super) launches: AtomicU64,
+    pub(super) ns: AtomicU64,
+    /// Of them, those that took long.
+    pub(super) long: AtomicU64,
+    pub(super) long_ns: AtomicU64,
+}
+
+impl Took {
+    /// Adds a launch. By the one thread that does.
+    #[inline(always)]
+    pub(super) fn add(&self, ns: u64) {
+        let add = |word: &AtomicU64, by: u64| word.store(word.load(Ordering::Relaxed) + by, Ordering::Relaxed);
+        add(&self.launches, 1);
+        if ns < LONG_NS {
+            add(&self.ns, ns);
+        } else {
+            add(&self.long, 1);
+            add(&self.long_ns, ns);
+        }
+    }
+
+    /// All words, in one order.
+    pub(super) fn words(&self) -> [&AtomicU64; 4] {
+        [&self.launches, &self.ns, &self.long, &self.long_ns]
+    }
 }
 
 impl Pool {
@@ -113,8 +145,7 @@ impl Pool {
             free: Queue::new(),
             recorded: Queue::new(),
             has_ended: AtomicBool::new(false),
-            timed: AtomicU64::new(0),
-            timed_ns: AtomicU64::new(0),
+            took: Took::default(),
         })
     }
 }
@@ -183,6 +214,13 @@ pub(super) fn forget(pairs: u32) {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn launches_that_took_long_are_counted_apart() {
+        let took = Took::default();
+        [2_000, 3_000, 5_000_000].into_iter().for_each(|ns| took.add(ns));
+        assert_eq!(took.words().map(|word| word.load(Ordering::Relaxed)), [3, 5_000, 1, 5_000_000]);
+    }
 
     #[test]
     fn what_is_put_in_comes_out_in_its_order_on_another_thread() {

@@ -49,13 +49,17 @@ pub(super) struct Clocks {
 }
 
 impl References {
-    /// With the first one, in the current context. `None` where that fails.
+    /// With the first one, if the device is not too busy for it, in the current context. `None` where the driver refuses.
     pub(super) fn begin(driver: &Driver) -> Option<References> {
         let stream = driver.new_stream()?;
         let mut references = References { stream, known: Vec::new(), unused: Vec::new(), device_ns: 0, tried_ns: 0 };
         references.renew(driver);
-        references.device_ns = references.known.first()?.monotonic_ns as i64;
         Some(references)
+    }
+
+    /// Whether there is none yet, and so no time of anything.
+    pub(super) fn is_empty(&self) -> bool {
+        self.known.is_empty()
     }
 
     /// Makes a new one, if it is time.
@@ -82,8 +86,9 @@ impl References {
             }
         }
         let Some(best) = best else { return };
-        if let Some(last) = self.known.last() {
-            self.device_ns += driver.elapsed_ns(last.event, best.event).unwrap_or(0);
+        match self.known.last() {
+            Some(last) => self.device_ns += driver.elapsed_ns(last.event, best.event).unwrap_or(0),
+            None => self.device_ns = best.monotonic_ns as i64,
         }
         self.known.push(best);
     }

@@ -145,9 +145,9 @@ impl Recorder {
         self.run_prepared(command, &mut between)
     }
 
-    /// The same, of a program that loads the library when the driver does, and not before.
-    pub(crate) fn run_late(&mut self, command: &mut Command) -> Output {
-        command.env("CUDA_INJECTION64_PATH", library()).env(DIRECTORY_VARIABLE, self.directory.path());
+    /// The same, with the library in this variable alone.
+    pub(crate) fn run_by(&mut self, variable: &str, command: &mut Command) -> Output {
+        command.env(variable, library()).env(DIRECTORY_VARIABLE, self.directory.path());
         self.run_prepared(command, &mut |_, _| {})
     }
 

@@ -26,8 +26,12 @@ pub struct Page {
 pub struct Timed {
     /// Launches with events.
     pub launches: u64,
-    /// How long the program's threads took for these.
+    /// How long the program's threads took for these, but for those that took long.
     pub own_ns: u64,
+    /// Of these launches, those that took long, and how long.
+    pub long: u64,
+    /// See `long`.
+    pub long_ns: u64,
     /// Launches without, by [`untimed`].
     pub untimed: [u64; untimed::NAMES.len()],
 }
@@ -115,9 +119,10 @@ impl Page {
     /// Launches that have had CUDA events around them.
     pub fn timed(&self) -> Timed {
         let page = self.page();
-        let [launches, own_ns] = [&page.timed, &page.timed_ns].map(|word| word.load(Ordering::Relaxed));
+        let [launches, own_ns, long, long_ns] = [&page.timed, &page.timed_ns, &page.timed_long, &page.timed_long_ns]
+            .map(|word| word.load(Ordering::Relaxed));
         let untimed = page.untimed.each_ref().map(|count| count.load(Ordering::Relaxed));
-        Timed { launches, own_ns, untimed }
+        Timed { launches, own_ns, long, long_ns, untimed }
     }
 
     /// Tells the process its Python, or, with an empty one, that its stacks are not to be walked.

@@ -156,8 +156,12 @@ pub struct Summary {
 pub struct EventsTook {
     /// Launches that have had events.
     pub launches: u64,
-    /// How long the program's threads took for these.
+    /// How long the program's threads took for these, but for those that took long.
     pub own_ns: u64,
+    /// Of these launches, those that took longer than a tenth of a millisecond: they made events, or their thread was interrupted.
+    pub long: u64,
+    /// How long those took.
+    pub long_ns: u64,
     /// What share of one processor that is, over the time of the recording.
     pub processor_share: f64,
     /// Launches without events that nothing is missing of, by reason.
@@ -166,16 +170,21 @@ pub struct EventsTook {
 
 impl EventsTook {
     fn of(timed: &Timed, elapsed: Duration) -> EventsTook {
-        let Timed { launches, own_ns, untimed } = *timed;
-        let processor_share = own_ns as f64 / elapsed.as_nanos().max(1) as f64;
-        EventsTook { launches, own_ns, processor_share, untimed: untimed::NAMES.into_iter().zip(untimed).collect() }
+        let Timed { launches, own_ns, long, long_ns, untimed } = *timed;
+        let processor_share = (own_ns + long_ns) as f64 / elapsed.as_nanos().max(1) as f64;
+        let untimed = untimed::NAMES.into_iter().zip(untimed).collect();
+        EventsTook { launches, own_ns, long, long_ns, processor_share, untimed }
     }
 
     /// For a person.
     pub fn in_words(&self) -> String {
-        let each_ns = self.own_ns as f64 / self.launches.max(1) as f64;
-        let share = 100.0 * self.processor_share;
-        format!("{} launches timed, {each_ns:.0} ns each: {share:.1} % of a processor", self.launches)
+        let EventsTook { launches, own_ns, long, long_ns, processor_share, .. } = self;
+        let each_ns = *own_ns as f64 / launches.saturating_sub(*long).max(1) as f64;
+        let (long_ms, share) = (*long_ns as f64 / 1e6, 100.0 * processor_share);
+        format!(
+            "{launches} launches timed, {each_ns:.0} ns each, but for {long} that made events or were interrupted: {long_ms:.1} ms; \
+             together {share:.1} % of a processor"
+        )
     }
 }
 
@@ -415,9 +424,11 @@ impl Inside {
         self.earlier.remove(&pid);
         if let Some((page, word)) = self.pages.remove(&pid) {
             *self.states.entry(state_name(word.state).to_owned()).or_default() += 1;
-            let Timed { launches, own_ns, untimed } = page.timed();
+            let Timed { launches, own_ns, long, long_ns, untimed } = page.timed();
             self.timed.launches += launches;
             self.timed.own_ns += own_ns;
+            self.timed.long += long;
+            self.timed.long_ns += long_ns;
             self.timed.untimed.iter_mut().zip(untimed).for_each(|(sum, count)| *sum += count);
             page.remove();
             self.rings.forget_page(pid);
