@@ -1,26 +1,89 @@
 //! Probes for calls and the library inside for what the device did: both meet on CUPTI's number of a call.
 
 use std::collections::BTreeMap;
-use std::path::Path;
+use std::path::{Path, PathBuf};
+use std::process::Command;
 
 use ktape_format::event::timing;
+use ktape_format::recording::Recording;
 use ktape_format::{Table as _, Tape, Wanted};
 use ktape_simcuda_truth::{DeviceKind, Truth};
+use serde_json::Value;
 
 use crate::EXACT;
-use crate::processes::{self, Scene, pythons, skip};
+use crate::processes::{self, Scene, pythons, skip, with_driver};
+
+/// Kernels that are all launched at once, one after the other in a stream: as many as its argument says.
+const QUEUED: &str = with_driver!(
+    r#"
+module = handle(cu.cuModuleLoadData, b"SIMCUDA-IMAGE\nkernel gemm\n")
+gemm = handle(cu.cuModuleGetFunction, module, b"gemm")
+for index in range(int(sys.argv[1])):
+    check(cu.cuLaunchKernel(gemm, 1, 1, 1, 1, 1, 1, 0, None, None, None))
+check(cu.cuCtxSynchronize())
+"#
+);
+
+/// A scene with the stand-in CUPTI, and the library inside; `None`, and said, where one is not here.
+fn scene() -> Option<(Scene, PathBuf)> {
+    let library = Path::new(env!("CARGO_BIN_EXE_capture")).with_file_name("libktape_inside.so");
+    if !library.exists() {
+        skip("device times: no library inside: run cargo build -p ktape-inside");
+        return None;
+    }
+    let scene = Scene::new("device times")?;
+    if !scene.has_library("libcupti.so.12") {
+        skip("device times: no stand-in CUPTI: run fixtures/simcuda/build.sh");
+        return None;
+    }
+    Some((scene, library))
+}
+
+#[test]
+fn what_the_device_did_in_other_segments_than_its_calls_is_proven_also_when_these_are_deleted() {
+    const KERNELS: usize = 16;
+    let analyze = Path::new(env!("CARGO_BIN_EXE_capture")).with_file_name("analyze");
+    if !analyze.exists() {
+        return skip("device times in segments: `analyze` has not been built beside `capture`");
+    }
+    let Some(python) = pythons().pop() else { return };
+    for collector in ["inside", "both"] {
+        let Some((scene, library)) = scene() else { return };
+        let (directory, durations) = (scene.path("recording/"), scene.path("durations"));
+        std::fs::write(&durations, "gemm 500000000\n").expect("a file");
+        let mut run = scene.capture(&["run", "--json", "--collector", collector, "--device-time", "cupti"]);
+        run.args(["--segment-time", "1s", "--keep-age", "3s", "-o", &directory, "--", &python, "-c", QUEUED]);
+        run.env("KTAPE_INSIDE_LIBRARY", &library).env("SIMCUDA_DURATIONS", durations);
+        let output = run.arg(KERNELS.to_string()).output().expect("capture starts");
+        assert!(output.status.success(), "{collector}: {output:?}");
+
+        let recording = Recording::list(directory.as_ref()).expect("a directory");
+        let tapes: Vec<_> = recording.segments.iter().filter_map(|segment| segment.tape.as_ref()).collect();
+        assert!(tapes.len() > 1 && tapes.len() < recording.segments.len(), "{recording:?}");
+        let events = tapes.iter().map(|tape| Tape::open(tape).expect("a tape").read(&Wanted::default()));
+        let began_before = events.map(|contents| {
+            let events = contents.expect("a sound tape").events;
+            // The clocks are read when a segment begins.
+            let began_ns = events.clock.start_ns[0];
+            events.kernel.start_ns.iter().filter(|&&start_ns| start_ns < began_ns).count()
+        });
+        assert!(began_before.sum::<usize>() > 0, "no kernel ran across the end of a segment");
+
+        let verify = Command::new(&analyze).args(["verify", "--json", &directory]).output().expect("analyze starts");
+        let checked: Value = serde_json::from_slice(&verify.stdout).expect("JSON");
+        let completeness = &checked["completeness"];
+        assert_eq!((verify.status.code(), &completeness["closed"]), (Some(0), &Value::Bool(true)), "{checked}");
+        let accounts = completeness["by_kind"].as_array().expect("a list");
+        let kernels = accounts.iter().find(|account| account["kind"] == "kernel").expect("an account of kernels");
+        let counts = ["seen", "written", "lost", "on_tape"].map(|key| kernels[key].as_u64());
+        assert_eq!(counts, [Some(KERNELS as u64), Some(KERNELS as u64), Some(0), Some(KERNELS as u64)], "{kernels}");
+    }
+}
 
 #[test]
 fn launches_that_probes_saw_meet_the_kernels_that_cupti_tells_of() {
-    let library = Path::new(env!("CARGO_BIN_EXE_capture")).with_file_name("libktape_inside.so");
-    if !library.exists() {
-        return skip("device times: no library inside: run cargo build -p ktape-inside");
-    }
     for python in pythons() {
-        let Some(scene) = Scene::new("device times") else { return };
-        if !scene.has_library("libcupti.so.12") {
-            return skip("device times: no stand-in CUPTI: run fixtures/simcuda/build.sh");
-        }
+        let Some((scene, library)) = scene() else { return };
         let tape = scene.path("run.ktape");
         let mut run = scene.capture(&["run", "--json", "--device-time", "cupti", "-o", &tape, "--"]);
         run.env("KTAPE_INSIDE_LIBRARY", &library);
