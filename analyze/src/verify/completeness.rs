@@ -147,6 +147,8 @@ pub(crate) struct Counting {
     launch: Option<(u32, i64, u32)>,
     /// Whether some rows are only there added up: these don't say what was one call of several rows, nor when each was.
     has_rollups: bool,
+    /// The period of their account: their own times, from the first event on, say nothing of when each was counted.
+    of_rollups: usize,
     /// Rows that a repair has left out, by table; of table 0 those whose table it did not know.
     damaged: BTreeMap<u16, u64>,
 }
@@ -206,6 +208,12 @@ impl Counting {
         counting
     }
 
+    /// Says when the account of what is only there added up begins, where others stand beside it; `None` where it has none.
+    pub(crate) fn with_rollups_from(mut self, start_ns: Option<i64>) -> Counting {
+        self.of_rollups = start_ns.map_or(self.periods.len(), |start_ns| self.period(start_ns));
+        self
+    }
+
     /// The period of a time; one behind the last for none.
     fn period(&self, time_ns: i64) -> usize {
         let next = self.periods.partition_point(|&(start, ..)| start <= time_ns);
@@ -222,9 +230,8 @@ impl Counting {
             let Ok(()) = visit_kinds(&mut Count { counting: self, events, bits: Vec::new() });
             for row in events.rollup.rows() {
                 self.has_rollups = true;
-                let period = self.period(row.start_ns);
                 if let Some(rows) = self.rows.get_mut(&row.kind) {
-                    rows[period] = rows[period].saturating_add(row.count);
+                    rows[self.of_rollups] = rows[self.of_rollups].saturating_add(row.count);
                 }
             }
         }
@@ -464,6 +471,26 @@ mod tests {
         over_all_time(&mut told);
         let result = checked(&told, &rollup(4), false);
         assert_eq!((result.holds, result.closed, result.proven_until_ns), (true, true, Some(9010)));
+    }
+
+    #[test]
+    fn rows_that_are_only_there_added_up_are_held_against_their_own_account_whenever_they_began() {
+        let rollup = |start_ns, count| {
+            let mut events = Events::default();
+            events.rollup.push(Rollup { start_ns, kind: Launch::KIND, count, ..Rollup::default() });
+            events
+        };
+        // What a device did began before the interval that it is counted in, and so does the rollup.
+        let told = [tally(2, 0, 1, [3, 3, 0]), tally(2, 0, 0, [0; 3])];
+        assert!(checked(&told, &rollup(1500, 3), false).holds);
+        // Beside the events of an earlier segment.
+        let beside = [&[tally(1, 0, 1, [1, 1, 0]), tally(1, 0, 0, [0; 3])], &told[..]].concat();
+        for (count, missing) in [(3, 0), (2, 1)] {
+            let mut counting = Counting::new(&beside).with_rollups_from(Some(2000));
+            counting.count(&launches(&[1000]));
+            counting.count(&rollup(1500, count));
+            assert_eq!(counting.finish(false).unwrap().missing, missing);
+        }
     }
 
     #[test]

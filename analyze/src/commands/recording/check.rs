@@ -100,8 +100,9 @@ fn completeness(path: &Path) -> Result<Option<Completeness>> {
         let Accounts { files, mut told, mut told_by_rollups, is_open } = accounts.all;
         // One interval may be in several of them.
         over_all_time(&mut told_by_rollups);
+        let of_rollups_ns = told_by_rollups.first().map(|row| row.start_ns);
         told.append(&mut told_by_rollups);
-        let counting = || (Counting::new(&told), Vec::new());
+        let counting = || (Counting::new(&told).with_rollups_from(of_rollups_ns), Vec::new());
         let counted = read(path, counting, |(counting, files), file, tape, _| {
             counting.count_tape(tape);
             files.push(file.to_owned());
