@@ -535,6 +535,9 @@ pub const STACK_LEFT_OUT: u64 = 4;
 /// The hash of a stack that could not be read. No stack's own either.
 pub const STACK_UNREADABLE: u64 = 8;
 
+/// The hash of a stack that was not looked for, as the process had not been told its interpreter yet. No stack's own either.
+pub const STACK_TOO_EARLY: u64 = 16;
+
 /// What was seen and lost by processor, kind and interval.
 pub mod tally {
     /// How long an interval is: 2 to the power of this, in nanoseconds, so 8.6 s. Intervals are counted from time 0.

@@ -70,11 +70,13 @@ fn device_time(tape: &Contents) -> String {
     tape.definitions.property(kind, process, property::DEVICE_TIME).unwrap_or_default().to_owned()
 }
 
-/// That launches have stacks, but for the first, while the recorder looks for the interpreter.
-fn have_stacks(tape: &Contents) {
+/// That launches have stacks, but for the first, while the recorder looks for the interpreter: these are counted.
+fn have_stacks(tape: &Contents, summary: &serde_json::Value) {
     let stacks: Vec<u32> = tape.events.launch.rows().map(|row| row.stack).collect();
     let first = stacks.iter().position(|stack| *stack != 0).expect("one with a stack");
     assert!(stacks[first..].iter().all(|stack| *stack != 0), "{stacks:?}");
+    let counted = summary["gaps"]["before_interpreter"].as_u64().expect("a number");
+    assert!(counted >= first as u64, "{first} launches are without a stack: {summary}");
 }
 
 #[test]
@@ -83,7 +85,7 @@ fn kernels_are_bounded_by_events_with_their_calls_names_and_stacks_and_without_r
     let Outcome { summary, said } = scene.run(&["--device-time", "events"], programs::WORK, &["300"]);
     assert!(said.contains("collector: inside"), "{said}");
     let tape = compare(&scene, 600);
-    have_stacks(&tape);
+    have_stacks(&tape, &summary);
     // What is not timed is told by its call, as from outside.
     assert_eq!((tape.events.memcpy.len(), tape.events.memset.len()), (900, 600));
     assert!(tape.events.memcpy.rows().all(|row| row.timing != timing::MEASURED));
@@ -106,7 +108,7 @@ fn where_cupti_has_another_client_launches_are_told_all_the_same_and_that_others
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     let tape = compare(&scene, 2000);
     let summary: serde_json::Value = serde_json::from_slice(&output.stdout).expect("a summary");
-    have_stacks(&tape);
+    have_stacks(&tape, &summary);
     assert_eq!((tape.events.api.len(), tape.events.memcpy.len()), (0, 0));
     let spots = summary["blind_spots"].as_array().expect("a list");
     assert!(spots.iter().any(|spot| spot["kind"] == "only_launches" && spot["count"] == 1), "{summary}");
@@ -195,7 +197,7 @@ fn a_program_that_loads_no_library_is_refused_and_what_others_have_loaded_stays(
     std::fs::write(&source, "int main(void) { return 0; }").expect("ours");
     let compiled = Command::new("cc").arg("-static").arg("-o").arg(&static_program).arg(&source).status();
     if compiled.is_ok_and(|status| status.success()) {
-        let mut command = scene.command_of(&["--device-time", "events"], &static_program);
+        let mut command = scene.command_of("run.ktape", &["--device-time", "events"], &static_program);
         let output = command.output().expect("capture starts");
         let said = String::from_utf8_lossy(&output.stderr);
         assert!(output.status.code() == Some(1) && said.contains("linked statically"), "{said}");

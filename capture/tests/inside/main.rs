@@ -350,7 +350,7 @@ fn each_segment_has_the_stacks_and_names_that_its_rows_refer_to() {
     let recording = Recording::list(&directory).expect("segments");
     assert!(recording.segments.len() > 3, "{} segments", recording.segments.len());
     let (mut launches, mut kernels) = (0, 0);
-    for segment in &recording.segments {
+    for (index, segment) in recording.segments.iter().enumerate() {
         let tape = Tape::open(segment.tape.as_ref().expect("its tape")).expect("a tape");
         let Contents { events, definitions, .. } = tape.read(&Wanted::default()).expect("a sound tape");
         for row in events.launch.rows() {
@@ -363,7 +363,9 @@ fn each_segment_has_the_stacks_and_names_that_its_rows_refer_to() {
         launches += events.launch.len();
         kernels += events.kernel.len();
         let process = DefinitionKind::Process as u16;
-        assert!(events.launch.is_empty() || definitions.property(process, 1, property::INSIDE_COST).is_some());
+        // The library says what it takes five times a second: of the first segment's tenth it may not have yet.
+        let is_told = definitions.property(process, 1, property::INSIDE_COST).is_some();
+        assert!(index == 0 || events.launch.is_empty() || is_told, "segment {index}");
     }
     assert_eq!((launches, kernels), (2 * TURNS, 2 * TURNS));
 }

@@ -22,7 +22,7 @@ pub mod sent;
 use ktape_ebpf::inside::ProcessPage;
 use ktape_ebpf::inside::ring::Writer;
 use ktape_ebpf::python::{self, TASK_NAME_BYTES, TaskName};
-use ktape_ebpf::wire::{Plain as _, STACK_UNREADABLE, TaskBody, kind};
+use ktape_ebpf::wire::{Plain as _, STACK_TOO_EARLY, STACK_UNREADABLE, TaskBody, kind};
 
 use crate::memory::{Again, Alive, Guarded};
 use bodies::{Body, Sender};
@@ -72,11 +72,13 @@ impl Stacks {
         }
     }
 
-    /// The hash of the calling thread's stack, which is sent before, if it is new; 0 for none, [`STACK_UNREADABLE`] where it is not known.
+    /// The hash of the calling thread's stack, which is sent before, if it is new; 0 for none, [`STACK_UNREADABLE`] where it is not known,
+    /// [`STACK_TOO_EARLY`] where there is no interpreter yet.
     #[inline(always)]
     pub fn tell(&mut self, page: &ProcessPage, writer: &mut Writer, pid_tid: u64) -> u64 {
         let when = SENT.now();
         match self.walk(page) {
+            Walked::Early => STACK_TOO_EARLY,
             Walked::Nothing => 0,
             Walked::Unreadable => STACK_UNREADABLE,
             Walked::Same if self.last == (self.last.0, when) && self.last.0 != 0 => self.last.0,
@@ -87,7 +89,7 @@ impl Stacks {
     #[inline(always)]
     fn walk(&mut self, page: &ProcessPage) -> Walked {
         match self.known.refresh(page, self.guarded) {
-            None => return Walked::Nothing,
+            None => return Walked::Early,
             Some(Change::Same) => {}
             Some(Change::Other) => self.begin(),
         }
@@ -215,6 +217,8 @@ impl Stacks {
 
 /// What a walk has found.
 enum Walked {
+    /// The interpreter is not known yet.
+    Early,
     /// No Python.
     Nothing,
     Unreadable,

@@ -39,7 +39,7 @@ use ktape_ebpf::python::Interpreter;
 use ktape_ebpf::wire::tally::NO_CPU;
 use ktape_ebpf::wire::{
     Call, CodeRecord, Lifecycle, ListsCall, MemoryCall, NAME_BYTES, NativeBody, OffCpu, Plain as _, Return,
-    STACK_LEFT_OUT, STACK_UNREADABLE, Sample, StackBody, StackCall, TaskBody, TextPiece, kind,
+    STACK_LEFT_OUT, STACK_TOO_EARLY, STACK_UNREADABLE, Sample, StackBody, StackCall, TaskBody, TextPiece, kind,
 };
 use ktape_format::Sink;
 use ktape_format::definition::{Function, api_domain, property};
@@ -192,6 +192,16 @@ struct Process {
     stackless: u64,
     /// Samples likewise.
     stackless_samples: u64,
+}
+
+/// Counts what came without a stack, if that is for want of an interpreter; of a process that never has one it is nothing. A library inside
+/// tells by itself that it did not know it yet, as the recorder may when it reads that.
+fn count_stackless(stack: u64, stacks: &Stacks, stackless: &mut u64, gaps: &mut Gaps) {
+    match (stack, stacks.has_layout()) {
+        (_, false) => *stackless += 1,
+        (STACK_TOO_EARLY, true) => gaps.before_interpreter += 1,
+        (_, true) => {}
+    }
 }
 
 /// Where ranges are accounted for. A macro, as a process may be borrowed meanwhile.
@@ -549,11 +559,13 @@ impl Collector {
         if self.scope.is_by_stack()
             && !may_be_captured
             && scope::is_of_launch(function.meaning)
-            && (call.stack == 0 || process.stacks.is_left_out(call.stack))
+            && (matches!(call.stack, 0 | STACK_TOO_EARLY) || process.stacks.is_left_out(call.stack))
         {
             self.out_of_scope[index] += 1;
             // It may have had a stack that would be in the scope.
-            process.stackless += u64::from(call.stack == 0 && !process.stacks.has_layout());
+            if matches!(call.stack, 0 | STACK_TOO_EARLY) {
+                count_stackless(call.stack, &process.stacks, &mut process.stackless, &mut self.gaps);
+            }
             if function.meaning.is_event() {
                 self.account.settle(key, Fate::LeftOut);
                 let has_return = function.meaning.wants_return(self.launch_durations);
@@ -578,8 +590,10 @@ impl Collector {
             self.function_ids[index] = define_function(&function.symbol, sink)?;
         }
         let stack = match call.stack {
-            0 => {
-                process.stackless += u64::from(!process.stacks.has_layout() && function.meaning.is_event());
+            0 | STACK_TOO_EARLY => {
+                if function.meaning.is_event() {
+                    count_stackless(call.stack, &process.stacks, &mut process.stackless, &mut self.gaps);
+                }
                 0
             }
             STACK_UNREADABLE => {
@@ -736,4 +750,23 @@ fn upper(pid_tid: u64) -> u32 {
 
 fn lower(pid_tid: u64) -> u32 {
     pid_tid as u32
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_had_no_stack_for_want_of_an_interpreter_is_counted_also_where_that_is_known_by_now() {
+        let (mut stacks, mut stackless, mut gaps) = (Stacks::new(7, Rc::default()), 0, Gaps::default());
+        for stack in [0, STACK_TOO_EARLY] {
+            count_stackless(stack, &stacks, &mut stackless, &mut gaps);
+        }
+        assert_eq!((stackless, gaps.before_interpreter), (2, 0), "it may have none at all");
+        stacks.set_interpreter(&Interpreter::default());
+        for stack in [0, STACK_TOO_EARLY] {
+            count_stackless(stack, &stacks, &mut stackless, &mut gaps);
+        }
+        assert_eq!((stackless, gaps.before_interpreter), (2, 1), "a thread of C has no stack either");
+    }
 }

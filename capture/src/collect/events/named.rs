@@ -4,12 +4,12 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use ktape_ebpf::inside::{RangeTold, range};
-use ktape_ebpf::wire::{Plain as _, STACK_UNREADABLE};
+use ktape_ebpf::wire::{Plain as _, STACK_TOO_EARLY, STACK_UNREADABLE};
 use ktape_format::{Sink, definition};
 
 use super::super::inside::ranges::{Books, RangeCounts, Said};
 use super::thread::Thread;
-use super::{Collector, Notice, books, lower, upper};
+use super::{Collector, Notice, books, count_stackless, lower, upper};
 
 impl Collector {
     /// What became of ranges and marks.
@@ -30,9 +30,10 @@ impl Collector {
         let tid = lower(told.pid_tid);
         let thread = Thread::of(&mut process.threads, (process.id, process.pid), tid, sink)?.id;
         let stack = match told.stack {
-            0 => {
-                let begins = matches!(told.what, range::PUSH | range::START | range::MARK);
-                process.stackless += u64::from(begins && !process.stacks.has_layout());
+            0 | STACK_TOO_EARLY => {
+                if matches!(told.what, range::PUSH | range::START | range::MARK) {
+                    count_stackless(told.stack, &process.stacks, &mut process.stackless, &mut self.gaps);
+                }
                 0
             }
             // Counted where it could not be read.
