@@ -4,7 +4,7 @@
 
 use aya::maps::{MapData, RingBuf};
 use ktape_capture::kernel::links::{Link, Program};
-use ktape_capture::kernel::programs::Kernel;
+use ktape_capture::kernel::programs::{Kernel, Purpose};
 use ktape_capture::probes::code_page::CodePage;
 use ktape_capture::probes::functions;
 use ktape_capture::target::libraries::open_path;
@@ -42,7 +42,8 @@ fn a_number_says_that_it_is_of_a_later_call_than_the_last_that_found_no_room() {
     let functions = functions::all();
     let launch = functions.iter().position(|function| function.symbol == "cuLaunchKernel").expect("it") as u64;
     let (mut kernel, mut ring) =
-        Kernel::load_beside_library(&functions, RING_BYTES, false).expect("the programs are loaded");
+        Kernel::load_for(&functions, RING_BYTES, Purpose { announced: true, ..Purpose::default() })
+            .expect("the programs are loaded");
     // SAFETY: push and pop of a register that a caller keeps leave all as it was.
     let function = || unsafe { CodePage::new(&[0x55, 0x5d]) }.expect("a page");
     let (call, announce) = (function(), function());

@@ -1,7 +1,8 @@
 //! What a launch's callback costs, from what CUPTI hands over to the record in the ring, on a thread that Python runs.
 //!
 //! `benches/launch.sh` has Python load this and call [`cost`] with a stack of some depth below. CUPTI and the driver are not part
-//! of it: the callback's data is made up, and is that of a `cuLaunchKernel`. What is written is thrown away every so often.
+//! of it: the callback's data is made up, and is that of a `cuLaunchKernel`. The account that the library keeps of what it takes is. What
+//! is written is thrown away every so often.
 
 use std::alloc::{Layout as Size, alloc_zeroed};
 use std::ptr::null;
@@ -15,7 +16,8 @@ use ktape_ebpf::wire::{Plan, kind, stack_use};
 use ktape_inside::calls::{self, Caller};
 use ktape_inside::clock;
 use ktape_inside::cupti::callback::CallbackData;
-use ktape_inside::guest::Guest;
+use ktape_inside::guest::{self, Guest};
+use ktape_inside::rings;
 
 const RING_BYTES: usize = 1 << 22;
 /// Calls that are timed together.
@@ -51,7 +53,7 @@ pub unsafe extern "C" fn cost(runtime: u64, version: u16, batches: u64, result: 
     let entry = FunctionEntry { symbol, plan, function: 0, returns: 0, padding: 0 };
     calls::prepare(&[entry]);
     let pid = std::process::id();
-    let guest = Guest {
+    let guest = guest::begin(Guest {
         directory: "".into(),
         control,
         page,
@@ -60,7 +62,7 @@ pub unsafe extern "C" fn cost(runtime: u64, version: u16, batches: u64, result: 
         announce: false,
         ring_bytes: RING_BYTES as u32,
         pid,
-    };
+    });
     let memory = zeros(HEADER_BYTES + RING_BYTES);
     // SAFETY: zeros, never freed, large enough.
     let mut writer = unsafe { Writer::begin(memory, RING_BYTES as u64, (pid, 1), 1) };
@@ -85,7 +87,8 @@ pub unsafe extern "C" fn cost(runtime: u64, version: u16, batches: u64, result: 
     let mut batch = |calls: u64| {
         let begun = Instant::now();
         for _ in 0..calls {
-            caller.enter(&guest, (&data, &entry), clock::monotonic_ns(), &mut writer);
+            let _accounted = rings::account();
+            caller.enter(guest, (&data, &entry), clock::monotonic_ns(), &mut writer);
         }
         let took = begun.elapsed().as_nanos() as f64 / calls as f64;
         header.tail.store(header.head.load(Ordering::Relaxed), Ordering::Relaxed);

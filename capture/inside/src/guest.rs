@@ -50,7 +50,7 @@ const QUIET: u32 = 2;
 const CHILD: u32 = 3;
 
 /// Begins to work for a recorder.
-pub(crate) fn begin(guest: Guest) -> &'static Guest {
+pub fn begin(guest: Guest) -> &'static Guest {
     let guest = Box::into_raw(Box::new(guest));
     GUEST.store(guest, Ordering::Release);
     STATE.store(LISTENING, Ordering::Release);

@@ -132,7 +132,7 @@ pub(crate) fn with_ring<R>(table: u32, time_ns: u64, write: impl FnOnce(&mut Rin
 
 /// Takes account of a call of the program's, from here to where this goes.
 #[inline(always)]
-pub(crate) fn account() -> Accounted {
+pub fn account() -> Accounted {
     let mine = ACCOUNT.get();
     if mine.is_null() {
         return Accounted { began_ns: clock::monotonic_ns(), is_first: true };
@@ -143,7 +143,8 @@ pub(crate) fn account() -> Accounted {
 }
 
 /// A call of the program's that is accounted for when it goes.
-pub(crate) struct Accounted {
+#[derive(Debug)]
+pub struct Accounted {
     /// 0 where it is not measured.
     began_ns: u64,
     is_first: bool,

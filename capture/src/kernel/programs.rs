@@ -108,47 +108,38 @@ pub struct Kernel {
     node: Option<Node>,
 }
 
-/// What the programs are for.
-#[derive(Clone, Copy)]
-enum Purpose {
-    /// Some processes.
-    Processes,
-    /// The same, with libraries in them that announce the numbers of calls, and may call the driver themselves.
-    BesideLibrary { own_calls: bool },
-    /// All of a node, with launches told apart by their stacks if so.
-    Node { by_stack: bool },
+/// What the programs are for, besides recording the processes that they are told.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Purpose {
+    /// Every process is recorded from its first call on that the scope has: none, until it is set.
+    pub node: bool,
+    /// Launches are told apart by their stacks; of a node those are not sent that are [left out](Node::leave_out).
+    pub by_stack: bool,
+    /// Libraries inside of processes announce the numbers of calls.
+    pub announced: bool,
+    /// They make calls of the driver for themselves, which are not told.
+    pub own_calls: bool,
 }
 
 impl Kernel {
     /// Loads the programs and gives them their plans; `ring_bytes` is the length of the ring buffer, a power of two.
     /// Nothing is probed, and no process recorded, yet.
     pub fn load(functions: &[Probed], ring_bytes: u32) -> Result<(Kernel, RingBuf<MapData>), KernelError> {
-        Kernel::load_programs(functions, ring_bytes, RECORDING, Purpose::Processes)
+        Kernel::load_for(functions, ring_bytes, Purpose::default())
     }
 
-    /// As [`Kernel::load`], where libraries inside of processes announce the numbers of calls. With `own_calls` they also make calls of the
-    /// driver for themselves: these are not told.
-    pub fn load_beside_library(
+    /// As [`Kernel::load`], for more than that.
+    pub fn load_for(
         functions: &[Probed],
         ring_bytes: u32,
-        own_calls: bool,
+        purpose: Purpose,
     ) -> Result<(Kernel, RingBuf<MapData>), KernelError> {
-        Kernel::load_programs(functions, ring_bytes, RECORDING, Purpose::BesideLibrary { own_calls })
-    }
-
-    /// As [`Kernel::load`], and every process is recorded from its first call on that the scope has: none, until it is set.
-    /// With `by_stack`, launches whose stacks are [left out](Node::leave_out) are not sent.
-    pub fn load_for_node(
-        functions: &[Probed],
-        ring_bytes: u32,
-        by_stack: bool,
-    ) -> Result<(Kernel, RingBuf<MapData>), KernelError> {
-        Kernel::load_programs(functions, ring_bytes, RECORDING, Purpose::Node { by_stack })
+        Kernel::load_programs(functions, ring_bytes, RECORDING, purpose)
     }
 
     /// Loads the empty program too, to which the cost of the others is compared.
     pub fn load_with_empty(functions: &[Probed], ring_bytes: u32) -> Result<(Kernel, RingBuf<MapData>), KernelError> {
-        Kernel::load_programs(functions, ring_bytes, WITH_EMPTY, Purpose::Processes)
+        Kernel::load_programs(functions, ring_bytes, WITH_EMPTY, Purpose::default())
     }
 
     fn load_programs(
@@ -165,12 +156,9 @@ impl Kernel {
         let switches = Layout::of(&btf).unwrap_or_default();
         let (leader, comm) = (offset("group_leader")?, offset("comm")?);
         let wake_at_bytes = u64::from(ring_bytes / 4);
-        let (recorder, is_for_node) =
-            (u64::from(std::process::id()), u64::from(matches!(purpose, Purpose::Node { .. })));
-        let by_stack = matches!(purpose, Purpose::Node { by_stack: true });
-        let stacks_scoped = u64::from(by_stack);
-        let announced = u64::from(matches!(purpose, Purpose::BesideLibrary { .. }));
-        let own_calls = u64::from(matches!(purpose, Purpose::BesideLibrary { own_calls: true }));
+        let (recorder, is_for_node) = (u64::from(std::process::id()), u64::from(purpose.node));
+        let stacks_scoped = u64::from(purpose.node && purpose.by_stack);
+        let (announced, own_calls) = (u64::from(purpose.announced), u64::from(purpose.own_calls));
         let mut loader = EbpfLoader::new();
         loader
             .override_global("TASK_TGID", &tgid, true)
@@ -195,7 +183,7 @@ impl Kernel {
         for (index, function) in functions.iter().enumerate() {
             let mut plan = function.meaning.plan();
             // Else what explains a launch that is left out would be taken to explain another.
-            if by_stack && function.meaning == Meaning::RuntimeLaunch {
+            if purpose.by_stack && function.meaning == Meaning::RuntimeLaunch {
                 plan.stack = stack_use::LAUNCH;
             }
             plans.set(index as u32, Wire(plan), 0)?;
@@ -217,7 +205,7 @@ impl Kernel {
             program.attach(tracepoint)?;
         }
         let links = Links::load(&mut ebpf, &maps, programs)?;
-        let node = if matches!(purpose, Purpose::Node { .. }) { Some(Node::take(&mut ebpf)?) } else { None };
+        let node = if purpose.node { Some(Node::take(&mut ebpf)?) } else { None };
         let kernel = Kernel {
             ebpf,
             targets,

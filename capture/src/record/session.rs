@@ -37,7 +37,7 @@ use super::tally::{Counting, Tallies};
 use super::waiting::Waiting;
 use crate::collect::events::{Collector, LaunchScope, LostCalls, Notice};
 use crate::collect::nvml::GpuCounters;
-use crate::kernel::programs::Kernel;
+use crate::kernel::programs::{Kernel, Purpose};
 use crate::kernel::sampler;
 use crate::kernel::traps::Traps;
 use crate::probes;
@@ -165,17 +165,18 @@ impl Session {
         let gpu_counters = options.gpu_hz.map(GpuCounters::begin).transpose();
         let gpu_counters = gpu_counters.context("the GPUs' counters can't be had: NVML")?;
         let functions = functions::all();
-        let library = options.inside.as_ref().map(|(inside, _)| inside).filter(|inside| inside.announce);
-        let (mut kernel, ring) = match (&options.node, library) {
-            (Some(scope), _) => {
-                Kernel::load_for_node(&functions, options.buffer_bytes, !scope.python_paths.is_empty())?
-            }
-            (None, Some(library)) => {
-                let has_own_calls = library.device_time == inside::DeviceTime::Events;
-                Kernel::load_beside_library(&functions, options.buffer_bytes, has_own_calls)?
-            }
-            (None, None) => Kernel::load(&functions, options.buffer_bytes)?,
+        let launches = match &options.node {
+            Some(scope) => scope.of_launches()?,
+            None => options.launches.clone(),
         };
+        let library = options.inside.as_ref().map(|(inside, _)| inside);
+        let purpose = Purpose {
+            node: options.node.is_some(),
+            by_stack: launches.is_by_stack(),
+            announced: library.is_some_and(|inside| inside.announce),
+            own_calls: library.is_some_and(|inside| inside.device_time == inside::DeviceTime::Events),
+        };
+        let (mut kernel, ring) = Kernel::load_for(&functions, options.buffer_bytes, purpose)?;
         // Before probes are tried: those would leave traces in this process that hide the answer.
         let site_kernel = probes::Kernel::ask().unwrap_or(probes::Kernel::OLD);
         let traps = Traps::measure(&mut kernel);
@@ -221,10 +222,6 @@ impl Session {
             read_clocks: now,
         };
         session.begin_inside()?;
-        let launches = match &session.options.node {
-            Some(scope) => scope.of_launches()?,
-            None => session.options.launches.clone(),
-        };
         session.collector.set_scope(launches);
         if let Err(error) = traps {
             session
