@@ -189,10 +189,21 @@ impl Counting {
     pub(crate) fn new(told: &[Tally]) -> Counting {
         let span = |row: &Tally| (row.start_ns, row.end_ns().max(row.start_ns.saturating_add(1)));
         let spans: BTreeSet<(i64, i64)> = told.iter().map(span).collect();
-        let closed: BTreeSet<(i64, i64)> = told.iter().filter(|row| row.kind == 0).map(span).collect();
+        let closing: BTreeSet<(i64, i64)> = told.iter().filter(|row| row.kind == 0).map(span).collect();
+        // An account of a rollup is one of several intervals, which another tape may close one by one.
+        let is_closed_by_parts = |start: i64, end: i64| {
+            let mut closed_until = start;
+            for &(part_start, part_end) in closing.range((start, i64::MIN)..).filter(|(_, part_end)| *part_end <= end) {
+                if part_start > closed_until {
+                    break;
+                }
+                closed_until = closed_until.max(part_end);
+            }
+            closed_until == end
+        };
         let mut counting = Counting::default();
         for &(start, end) in &spans {
-            let is_closed = closed.contains(&(start, end));
+            let is_closed = is_closed_by_parts(start, end);
             match counting.periods.last_mut() {
                 Some(last) if start < last.1 => *last = (last.0, last.1.max(end), last.2 && is_closed),
                 _ => counting.periods.push((start, end, is_closed)),
@@ -561,6 +572,20 @@ mod tests {
             1,
             "a row stands behind what it counts"
         );
+    }
+
+    #[test]
+    fn an_account_over_several_intervals_is_closed_where_each_of_them_is() {
+        let of_rollups = Tally { start_ns: 1000, duration_ns: 2000, ..tally(1, 0, 1, [4, 4, 0]) };
+        let closes = |interval| tally(interval, 0, 0, [0; 3]);
+        let events = launches(&[1000, 1500, 2000, 2500]);
+        let is_closed = |told: &[Tally]| checked(told, &events, true).closed;
+        assert!(is_closed(&[of_rollups, closes(1), closes(2)]));
+        assert!(!is_closed(&[of_rollups, closes(1)]));
+        assert!(!is_closed(&[of_rollups, closes(2)]));
+        // What closes the account of the rollups says nothing of the interval that still goes on.
+        let over_both = Tally { kind: 0, seen: 0, written: 0, ..of_rollups };
+        assert!(!is_closed(&[of_rollups, over_both, tally(2, 0, 1, [1, 1, 0])]));
     }
 
     #[test]
