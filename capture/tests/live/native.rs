@@ -81,7 +81,8 @@ time.sleep(1)
 
 /// A program on the library.
 fn program(rest: &str) -> String {
-    [KERNEL, OPEN, rest].concat()
+    // A call before the interpreter is known has no stack of Python's, and on a busy machine that takes its time.
+    [KERNEL, OPEN, "time.sleep(0.3)\n", rest].concat()
 }
 
 /// Calls one library, unloads it, and calls another, which mostly comes to the same place. What is mapped has to be seen
