@@ -258,7 +258,7 @@ pub(super) fn report_as(summary: &Summary, json: bool, quiet: bool) -> Result<()
     let Spending { recorder_cpu_ns, probes_ns, hits, busiest_thread_share } = summary.spending;
     let of_time = |ns: u64| 100.0 * ns as f64 / summary.duration_ns.max(1) as f64;
     if summary.inside.is_some() && summary.probes == 0 {
-        writeln!(out, "cost: the recorder took {:.1} % of a processor", of_time(recorder_cpu_ns),)?;
+        writeln!(out, "cost: the recorder took {:.1} % of a processor", of_time(recorder_cpu_ns))?;
     } else {
         writeln!(
             out,

@@ -118,17 +118,8 @@ fn launches_that_probes_saw_meet_the_kernels_that_cupti_tells_of() {
 }
 
 /// Launches, and events of the program's own among them, in two streams.
-const WITH_EVENTS: &str = r#"
-import ctypes, sys
-cu = ctypes.CDLL("libcuda.so.1")
-def check(code):
-    if code: raise SystemExit(f"CUresult {code}")
-def handle(function, *arguments):
-    out = ctypes.c_void_p()
-    check(function(ctypes.byref(out), *arguments))
-    return out
-check(cu.cuInit(0))
-check(cu.cuCtxSetCurrent(handle(cu.cuDevicePrimaryCtxRetain, 0)))
+const WITH_EVENTS: &str = with_driver!(
+    r#"
 module = handle(cu.cuModuleLoadData, b"SIMCUDA-IMAGE\nkernel gemm\nkernel softmax\n")
 gemm, softmax = handle(cu.cuModuleGetFunction, module, b"gemm"), handle(cu.cuModuleGetFunction, module, b"softmax")
 first, second = handle(cu.cuStreamCreate, 1), handle(cu.cuStreamCreate, 1)
@@ -141,7 +132,8 @@ for index in range(int(sys.argv[1])):
     check(cu.cuStreamWaitEvent(second, event, 0))
     launch(softmax, 8, second)
 check(cu.cuCtxSynchronize())
-"#;
+"#
+);
 
 #[test]
 fn launches_that_probes_saw_have_bounds_and_the_librarys_own_events_are_not_the_programs() {

@@ -1,6 +1,9 @@
 //! What is on the tape and says less than it might, counted.
 
+use ktape_ebpf::wire::STACK_TOO_EARLY;
 use serde::Serialize;
+
+use super::stacks::Stacks;
 
 /// What could not be told in full. Not losses: the events are on the tape.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
@@ -29,4 +32,37 @@ pub struct Gaps {
     pub unknown_graph_changes: u64,
     /// Captures that were not seen to begin: what was called of their streams counts as done.
     pub captures_without_begin: u64,
+}
+
+/// Counts what came without a stack, if that is for want of an interpreter; of a process that never has one it is nothing. A library inside
+/// tells by itself that it did not know it yet, as the recorder may when it reads that.
+pub(super) fn count_stackless(stack: u64, stacks: &Stacks, stackless: &mut u64, gaps: &mut Gaps) {
+    match (stack, stacks.has_layout()) {
+        (_, false) => *stackless += 1,
+        (STACK_TOO_EARLY, true) => gaps.before_interpreter += 1,
+        (_, true) => {}
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::rc::Rc;
+
+    use ktape_ebpf::python::Interpreter;
+
+    use super::*;
+
+    #[test]
+    fn what_had_no_stack_for_want_of_an_interpreter_is_counted_also_where_that_is_known_by_now() {
+        let (mut stacks, mut stackless, mut gaps) = (Stacks::new(7, Rc::default()), 0, Gaps::default());
+        for stack in [0, STACK_TOO_EARLY] {
+            count_stackless(stack, &stacks, &mut stackless, &mut gaps);
+        }
+        assert_eq!((stackless, gaps.before_interpreter), (2, 0), "it may have none at all");
+        stacks.set_interpreter(&Interpreter::default());
+        for stack in [0, STACK_TOO_EARLY] {
+            count_stackless(stack, &stacks, &mut stackless, &mut gaps);
+        }
+        assert_eq!((stackless, gaps.before_interpreter), (2, 1), "a thread of C has no stack either");
+    }
 }

@@ -57,6 +57,7 @@ pub use account::{Fate, Key, Settled};
 use arguments::Arguments;
 use calls::Open;
 pub use gaps::Gaps;
+use gaps::count_stackless;
 pub use graphs::LostCalls;
 use kernels::Kernels;
 pub use kernels::Source;
@@ -192,16 +193,6 @@ struct Process {
     stackless: u64,
     /// Samples likewise.
     stackless_samples: u64,
-}
-
-/// Counts what came without a stack, if that is for want of an interpreter; of a process that never has one it is nothing. A library inside
-/// tells by itself that it did not know it yet, as the recorder may when it reads that.
-fn count_stackless(stack: u64, stacks: &Stacks, stackless: &mut u64, gaps: &mut Gaps) {
-    match (stack, stacks.has_layout()) {
-        (_, false) => *stackless += 1,
-        (STACK_TOO_EARLY, true) => gaps.before_interpreter += 1,
-        (_, true) => {}
-    }
 }
 
 /// Where ranges are accounted for. A macro, as a process may be borrowed meanwhile.
@@ -750,23 +741,4 @@ fn upper(pid_tid: u64) -> u32 {
 
 fn lower(pid_tid: u64) -> u32 {
     pid_tid as u32
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn what_had_no_stack_for_want_of_an_interpreter_is_counted_also_where_that_is_known_by_now() {
-        let (mut stacks, mut stackless, mut gaps) = (Stacks::new(7, Rc::default()), 0, Gaps::default());
-        for stack in [0, STACK_TOO_EARLY] {
-            count_stackless(stack, &stacks, &mut stackless, &mut gaps);
-        }
-        assert_eq!((stackless, gaps.before_interpreter), (2, 0), "it may have none at all");
-        stacks.set_interpreter(&Interpreter::default());
-        for stack in [0, STACK_TOO_EARLY] {
-            count_stackless(stack, &stacks, &mut stackless, &mut gaps);
-        }
-        assert_eq!((stackless, gaps.before_interpreter), (2, 1), "a thread of C has no stack either");
-    }
 }

@@ -8,8 +8,9 @@ use ktape_ebpf::wire::{Plain as _, STACK_TOO_EARLY, STACK_UNREADABLE};
 use ktape_format::{Sink, definition};
 
 use super::super::inside::ranges::{Books, RangeCounts, Said};
+use super::gaps::count_stackless;
 use super::thread::Thread;
-use super::{Collector, Notice, books, count_stackless, lower, upper};
+use super::{Collector, Notice, books, lower, upper};
 
 impl Collector {
     /// What became of ranges and marks.
