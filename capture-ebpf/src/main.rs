@@ -6,7 +6,8 @@
 //! `sampled` (`sample.rs`) looks at running threads, `switched` and `woken` (`offcpu.rs`) at those that do not run, where that was
 //! asked for. Where the whole node is recorded, `node.rs` makes a process that calls a target.
 //! `correlated` listens to a library inside a process, whose own calls of the driver are no call of the program's (`own.rs`). `forked`, `executed` and `exited` keep `TARGETS` true; `libraries` tells that a library came or went; `code_freed` sees to it
-//! that what was said of a code object is not taken for true of the next one at its address; `empty` is for the bench.
+//! that what was said of a code object is not taken for true of the next one at its address, and that the interpreter of a process is known
+//! before that calls; `empty` is for the bench.
 
 #![no_std]
 #![no_main]
@@ -32,13 +33,14 @@ use aya_ebpf::helpers::generated::{
 use aya_ebpf::helpers::{bpf_get_current_pid_tgid, bpf_ktime_get_ns, bpf_probe_read_kernel};
 use aya_ebpf::macros::{raw_tracepoint, uprobe, uretprobe};
 use aya_ebpf::programs::{ProbeContext, RawTracePointContext, RetProbeContext};
+use ktape_ebpf::python::Interpreter;
 use ktape_ebpf::wire::{
     Call, Correlated, LIST_BYTES, LISTS_BYTES, Lifecycle, ListsCall, MEMORY_BYTES, MemoryCall, NAME_BYTES, NamedCall,
     Plan, Return, STACK_WORDS, StackCall, Target, Walked, kind, life, stack_use, unsaid,
 };
 
 use crate::maps::{
-    ANNOUNCED, COUNTERS, INTERPRETERS, LOST_CALLS, OUTS, OutKey, PLANS, SPENT, STARTERS, Starter, TARGETS,
+    ANNOUNCED, COUNTERS, INTERPRETERS, LOST_CALLS, OUTS, OutKey, PLANS, PYTHONS, SPENT, STARTERS, Starter, TARGETS,
     TASK_EXIT_CODE, TASK_PID, TASK_TGID, count, send, setting,
 };
 use crate::stack::Seen;
@@ -297,8 +299,38 @@ fn code_freed(ctx: ProbeContext) -> u32 {
     if let Some(target) = TARGETS.get_ptr(pid) {
         // SAFETY: the context of a probe is its registers.
         sent::forget(target, pid, unsafe { (*ctx.regs).rdi });
+        // SAFETY: a map's value.
+        let generation = unsafe { (*target).generation };
+        // SAFETY: a map's value. One that was refused has no generation.
+        let is_known =
+            |walked: *const Walked| unsafe { matches!((*walked).generation, 0) || (*walked).generation == generation };
+        if !INTERPRETERS.get_ptr(pid).is_some_and(is_known)
+            && let Some((file, interpreter)) = interpreter_by_file(&ctx)
+            && INTERPRETERS.insert(pid, &Walked { generation, interpreter }, 0).is_ok()
+        {
+            // SAFETY: a helper without arguments.
+            let time_ns = unsafe { bpf_ktime_get_ns() };
+            tell(life::PYTHON, time_ns, bpf_get_current_pid_tgid(), life::python(file, interpreter.runtime));
+        }
+    } else if node::lacks_interpreter(pid)
+        && let Some((_, interpreter)) = interpreter_by_file(&ctx)
+    {
+        node::expect(pid, interpreter);
     }
     0
+}
+
+/// The interpreter of this process, by the file that it is in, and that file's cookie. Whoever has begun Python has freed code objects, long before a
+/// script of its runs, so no call comes before this is known.
+#[inline(always)]
+fn interpreter_by_file(ctx: &ProbeContext) -> Option<(u64, Interpreter)> {
+    // SAFETY: a helper, with the program's context.
+    let file = unsafe { bpf_get_attach_cookie(ctx.as_ptr()) };
+    // SAFETY: a map's value, of which there is one for each cookie, and it does not change.
+    let interpreter = unsafe { *PYTHONS.get_ptr(file)? };
+    // SAFETY: the context of a probe is its registers; the instruction pointer is at the probe.
+    let here = unsafe { (*ctx.regs).rip };
+    Some((file, Interpreter { runtime: here.wrapping_add(interpreter.runtime), ..interpreter }))
 }
 
 /// The dynamic linker has mapped or unmapped something (`_dl_debug_state`, which debuggers stop at).
@@ -378,7 +410,6 @@ fn executed(_: RawTracePointContext) -> i32 {
     if node::is_recorded() {
         // Its own first call makes the new program a target again, if it ever calls.
         let _ = TARGETS.remove(pid);
-        let _ = INTERPRETERS.remove(pid);
     } else {
         // SAFETY: a map's value.
         unsafe {
@@ -386,6 +417,7 @@ fn executed(_: RawTracePointContext) -> i32 {
             (*target).generation = time_ns;
         }
     }
+    let _ = INTERPRETERS.remove(pid);
     tell(life::EXEC, time_ns, pid_tid, 0);
     0
 }

@@ -23,6 +23,11 @@ pub(crate) static TARGETS: HashMap<u32, Target> = HashMap::with_max_entries(MOST
 #[map]
 pub(crate) static INTERPRETERS: HashMap<u32, Walked> = HashMap::with_max_entries(MOST_TARGETS, 0);
 
+/// Interpreters by their files: what a process will have that runs this one, by the cookie of the probe at the file's
+/// `code_dealloc`, with `runtime` counted from that probe. Files come and go for weeks; those that nobody runs are forgotten.
+#[map]
+pub(crate) static PYTHONS: LruHashMap<u64, Interpreter> = LruHashMap::with_max_entries(1024, 0);
+
 /// What to keep of each function's calls.
 #[map]
 pub(crate) static PLANS: Array<Plan> = Array::with_max_entries(MOST_FUNCTIONS, 0);

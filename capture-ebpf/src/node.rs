@@ -9,6 +9,7 @@ use aya_ebpf::helpers::bpf_probe_read_kernel;
 use aya_ebpf::helpers::generated::{bpf_get_current_ancestor_cgroup_id, bpf_get_current_task, bpf_ktime_get_ns};
 use aya_ebpf::macros::map;
 use aya_ebpf::maps::{Array, LruHashMap, PerCpuArray};
+use ktape_ebpf::python::Interpreter;
 use ktape_ebpf::scope::{COMM_BYTES, Scope};
 use ktape_ebpf::wire::{LeftOut, MOST_FUNCTIONS, OutOfScope, Target, Walked, life, unsaid};
 
@@ -34,8 +35,8 @@ static SCOPE_NUMBER: Array<u64> = Array::with_max_entries(1, 0);
 #[map]
 static OUTSIDERS: LruHashMap<u32, u64> = LruHashMap::with_max_entries(4096, 0);
 
-/// The Python of processes that have not called yet, by number: of children of recorded ones, which run the same program, and of
-/// those that have mapped the driver.
+/// The Python of processes that have not called yet, by number: of children of recorded ones, which run the same program, of
+/// those that have mapped the driver, and of those whose Python's file is known.
 #[map]
 static INHERITED: LruHashMap<u32, Walked> = LruHashMap::with_max_entries(4096, 0);
 
@@ -203,6 +204,18 @@ pub(crate) fn hand_down(pid: u32, child: u32) {
         // SAFETY: a map's value.
         let _ = INHERITED.insert(child, unsafe { &*walked }, 0);
     }
+}
+
+/// Whether a process that has not called yet may be recorded when it does, and its interpreter is not known.
+#[inline(always)]
+pub(crate) fn lacks_interpreter(pid: u32) -> bool {
+    is_recorded() && INHERITED.get_ptr(pid).is_none()
+}
+
+/// Keeps the interpreter of a process that has not called yet.
+#[inline(always)]
+pub(crate) fn expect(pid: u32, interpreter: Interpreter) {
+    let _ = INHERITED.insert(pid, &Walked { generation: 0, interpreter }, 0);
 }
 
 /// Nothing is true any more of the process of this number: it has ended, or runs another program.

@@ -442,6 +442,20 @@ pub mod life {
     pub const LIBRARIES: u32 = 6;
     /// It called for the first time, and is recorded from this call on; the time is the generation of its program.
     pub const ADMITTED: u32 = 7;
+    /// It runs a Python whose file is known, so that its stacks are walked from here on; the detail is [`python`].
+    pub const PYTHON: u32 = 8;
+
+    /// The cookie of a Python's file, which has 16 bits, and where the process has `_PyRuntime`: user space's addresses have 47.
+    pub const fn python(file: u64, runtime: u64) -> u64 {
+        file << RUNTIME_BITS | runtime & ((1 << RUNTIME_BITS) - 1)
+    }
+
+    /// The cookie and the address of [`python`].
+    pub const fn of_python(detail: u64) -> (u16, u64) {
+        ((detail >> RUNTIME_BITS) as u16, detail & ((1 << RUNTIME_BITS) - 1))
+    }
+
+    const RUNTIME_BITS: u32 = 48;
 }
 
 /// What the programs could not say, by index of their counters.
@@ -666,3 +680,15 @@ plain!(
     Call, StackCall, MemoryCall, ListsCall, Return, Correlated, StackBody, NativeBody, TaskBody, Lifecycle, Sample,
     OffCpu, RawFrame
 );
+
+#[cfg(test)]
+mod tests {
+    use super::life;
+
+    #[test]
+    fn a_python_s_file_and_place_go_into_one_word() {
+        for (file, runtime) in [(1, 0x5555_5555_0000), (u16::MAX, 0x7fff_ffff_f000), (0, 0), (0x8000, 0x40_0000)] {
+            assert_eq!(life::of_python(life::python(file.into(), runtime)), (file, runtime));
+        }
+    }
+}

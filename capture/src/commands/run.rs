@@ -108,6 +108,10 @@ fn from_outside(
     for library in loader::candidates(file, |name| std::env::var_os(name)) {
         session.add_candidate(&library);
     }
+    // Likewise, and its first calls would have no stack.
+    for python in loader::pythons(file, |name| std::env::var_os(name)) {
+        session.add_python(&python);
+    }
     command.envs(session.variables());
     keep_limits(&mut command);
     session.before_spawn()?;

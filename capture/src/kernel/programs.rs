@@ -82,6 +82,8 @@ unsafe impl Pod for Wire<Fidelity> {}
 unsafe impl Pod for Wire<Target> {}
 // SAFETY: as above.
 unsafe impl Pod for Wire<Walked> {}
+// SAFETY: likewise.
+unsafe impl Pod for Wire<Interpreter> {}
 // SAFETY: as above.
 unsafe impl Pod for Wire<Slot> {}
 // SAFETY: as above.
@@ -96,6 +98,9 @@ pub struct Kernel {
     ebpf: Ebpf,
     targets: HashMap<MapData, u32, Wire<Target>>,
     interpreters: HashMap<MapData, u32, Wire<Walked>>,
+    pythons: HashMap<MapData, u64, Wire<Interpreter>>,
+    /// The cookie that the last of them got.
+    last_python: u16,
     counters: PerCpuArray<MapData, Wire<Counters>>,
     spent: PerCpuArray<MapData, Wire<Spent>>,
     fidelity: Array<MapData, Wire<Fidelity>>,
@@ -190,6 +195,7 @@ impl Kernel {
         }
         let targets = HashMap::try_from(take(&mut ebpf, "TARGETS")?)?;
         let interpreters = HashMap::try_from(take(&mut ebpf, "INTERPRETERS")?)?;
+        let pythons = HashMap::try_from(take(&mut ebpf, "PYTHONS")?)?;
         let counters = PerCpuArray::try_from(take(&mut ebpf, "COUNTERS")?)?;
         let spent = PerCpuArray::try_from(take(&mut ebpf, "SPENT")?)?;
         let fidelity = Array::try_from(take(&mut ebpf, "FIDELITY")?)?;
@@ -210,6 +216,8 @@ impl Kernel {
             ebpf,
             targets,
             interpreters,
+            pythons,
+            last_python: 0,
             counters,
             spent,
             fidelity,
@@ -238,6 +246,19 @@ impl Kernel {
     ) -> Result<(), KernelError> {
         let walked = interpreter.map(|interpreter| Walked { generation, interpreter });
         Ok(self.interpreters.insert(pid, Wire(walked.unwrap_or_default()), 0)?)
+    }
+
+    /// Has processes walked that free code at a probe with the cookie that this returns. `runtime` is counted from that probe.
+    pub fn add_python(&mut self, interpreter: Interpreter) -> Result<u16, KernelError> {
+        // After 65,535 files the first is long forgotten. A probe without a cookie has 0.
+        self.last_python = self.last_python.checked_add(1).unwrap_or(1);
+        self.pythons.insert(u64::from(self.last_python), Wire(interpreter), 0)?;
+        Ok(self.last_python)
+    }
+
+    /// What [`Kernel::add_python`] was told of this cookie.
+    pub fn python(&self, cookie: u16) -> Option<Interpreter> {
+        self.pythons.get(&cookie.into(), 0).ok().map(|Wire(interpreter)| interpreter)
     }
 
     /// The interpreter of a process that is walked, as long as it runs the program of this generation.

@@ -5,9 +5,10 @@
 //! look at every code object of every stack would not.
 
 use std::fs::File;
+use std::io;
 use std::os::unix::fs::FileExt as _;
 
-use ktape_ebpf::python::Memory as _;
+use ktape_ebpf::python::{ABSENT, Interpreter, KEY_BY_LIST, Memory as _};
 
 use super::find::{Python, code_type};
 use super::memory::ProcessMemory;
@@ -24,6 +25,32 @@ pub struct CodeDealloc {
     pub id: FileId,
     /// Where in it.
     pub file_offset: u64,
+    /// Its address.
+    pub address: u64,
+    /// Whether the file is that of the interpreter, and not of another that gave the type.
+    pub is_interpreters: bool,
+}
+
+impl CodeDealloc {
+    /// The interpreter of whichever process runs the same file, if `runtime` is counted from this place; `None` where that can't be.
+    pub fn interpreter(&self, python: &Python) -> Option<Interpreter> {
+        let Python { interpreter, .. } = python;
+        let mut of_any = Interpreter { runtime: interpreter.runtime.wrapping_sub(self.address), ..*interpreter };
+        if of_any.layout.tss_key == ABSENT {
+            // Where a library has its thread-local variables is another place in each process.
+            (of_any.tss_key, of_any.tls_module, of_any.tls_offset) = (KEY_BY_LIST, 0, 0);
+        }
+        self.is_interpreters.then_some(of_any)
+    }
+
+    /// A place for a probe in the function that is at this address, and here in the file. `None` if there is none.
+    pub(super) fn at(file: File, function: u64, address: u64, kernel: probes::Kernel) -> io::Result<Option<Self>> {
+        let mut code = [0; CODE_BYTES];
+        let bytes = file.read_at(&mut code, function)?;
+        let Ok(place) = site::choose(&code[..bytes], function, kernel) else { return Ok(None) };
+        let (file_offset, address) = (function + place.offset, address + place.offset);
+        Ok(Some(Self { id: FileId::of(&file)?, file, file_offset, address, is_interpreters: true }))
+    }
 }
 
 /// Bytes of code that are looked at for the place.
@@ -41,10 +68,8 @@ pub fn find(pid: u32, python: &Python, kernel: probes::Kernel) -> Result<Option<
     let is_there = |mapping: &&maps::Mapping| (mapping.start..mapping.end).contains(&address) && mapping.executable;
     let Some(mapping) = mappings.iter().find(is_there).filter(|mapping| mapping.is_file()) else { return Ok(None) };
     let file = open_mapping(pid, mapping)?;
-    let of = |error| Error::of(pid, "map_files", error);
-    let function = address - mapping.start + mapping.file_offset;
-    let mut code = [0; CODE_BYTES];
-    let bytes = file.read_at(&mut code, function).map_err(of)?;
-    let Ok(place) = site::choose(&code[..bytes], function, kernel) else { return Ok(None) };
-    Ok(Some(CodeDealloc { id: FileId::of(&file).map_err(of)?, file, file_offset: function + place.offset }))
+    let is_interpreters = mapping.path == python.file;
+    CodeDealloc::at(file, address - mapping.start + mapping.file_offset, address, kernel)
+        .map(|found| found.map(|found| CodeDealloc { is_interpreters, ..found }))
+        .map_err(|error| Error::of(pid, "map_files", error))
 }

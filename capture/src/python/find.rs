@@ -6,6 +6,7 @@
 //! come out right: thread states where pthread keeps them, frames that end, names that are names.
 
 use std::fmt;
+use std::fs::File;
 use std::io;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -168,7 +169,7 @@ fn first_that_has_begun<M: Memory>(
     let mut refusal = Refusal::NoPython;
     for file in files {
         let located = match symbols(file) {
-            Ok(Some(symbols)) => interpreter_at(pid, memory, file, &symbols),
+            Ok(Some(symbols)) => interpreter_at(memory, file, &symbols, || file.open(pid)),
             Ok(None) => continue,
             Err(refusal) => Err(refusal),
         };
@@ -180,6 +181,16 @@ fn first_that_has_begun<M: Memory>(
         }
     }
     not_begun.ok_or(refusal)
+}
+
+/// The interpreter of a file that nobody runs, in memory as it would be: what has dynamic symbols for it.
+pub(super) fn in_image<M: Memory>(
+    memory: &M,
+    file: &MappedFile,
+    open: impl FnOnce() -> io::Result<File>,
+) -> Option<Python> {
+    let symbols = Symbols::in_memory(memory, file).ok()??;
+    interpreter_at(memory, file, &symbols, open).ok()
 }
 
 fn has_begun<M: Memory>(memory: &M, interpreter: &Interpreter) -> bool {
@@ -252,7 +263,12 @@ impl Symbols {
 }
 
 /// Makes an interpreter of what was found in a file.
-fn interpreter_at<M: Memory>(pid: u32, memory: &M, file: &MappedFile, symbols: &Symbols) -> Result<Python, Refusal> {
+fn interpreter_at<M: Memory>(
+    memory: &M,
+    file: &MappedFile,
+    symbols: &Symbols,
+    open: impl FnOnce() -> io::Result<File>,
+) -> Result<Python, Refusal> {
     let offsets = DebugOffsets::read(memory, symbols.runtime);
     let version_hex = symbols
         .version
@@ -260,7 +276,7 @@ fn interpreter_at<M: Memory>(pid: u32, memory: &M, file: &MappedFile, symbols: &
         .map(|hex| hex as u32)
         .or_else(|| offsets.as_ref().map(DebugOffsets::version))
         .or_else(|| version_in_name(file.name()).map(|version| u32::from(version) << 16))
-        .or_else(|| version_in_file(pid, file).map(|version| u32::from(version) << 16))
+        .or_else(|| version_in_file(&open().ok()?).map(|version| u32::from(version) << 16))
         .ok_or_else(|| Refusal::UnknownVersion(file.path.clone()))?;
     let version = (version_hex >> 16) as u16;
     let is_free_threaded = offsets.as_ref().is_some_and(DebugOffsets::is_free_threaded);
@@ -418,8 +434,8 @@ fn version_in_name(name: &str) -> Option<u16> {
 }
 
 /// The one version that paths in the file's constants name, as of its own library; none if there are several.
-fn version_in_file(pid: u32, file: &MappedFile) -> Option<u16> {
-    match versions_named_in(&file.open(pid).ok()?).as_slice() {
+fn version_in_file(file: &File) -> Option<u16> {
+    match versions_named_in(file).as_slice() {
         [version] => Some(*version),
         _ => None,
     }

@@ -7,6 +7,7 @@ mod elf;
 mod files;
 pub mod find;
 pub mod frames;
+pub mod in_file;
 pub mod memory;
 mod offsets;
 mod slot;

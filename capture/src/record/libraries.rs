@@ -13,7 +13,7 @@ use crate::kernel::links::{Attached, Group, Link, Program};
 use crate::probes;
 use crate::probes::functions::Meaning;
 use crate::probes::library::Library;
-use crate::python::dealloc;
+use crate::python::dealloc::{self, CodeDealloc};
 use crate::python::find::Python;
 use crate::target::libraries::{self, FileId, LibraryFile};
 
@@ -77,18 +77,26 @@ impl Session {
     /// Has the programs notice when this Python frees code objects. False if that can't be yet.
     pub(super) fn watch_code(&mut self, pid: u32, python: &Python) -> Result<bool> {
         let Some(dealloc) = dealloc::find(pid, python, self.site_kernel)? else { return Ok(false) };
-        if self.files.begin(dealloc.id, What::Python) || !self.files.is_attached(dealloc.id, What::Python) {
-            let link = Link {
-                program: Program::CodeFreed,
-                symbol: "code_dealloc",
-                file_offset: dealloc.file_offset,
-                cookie: 0,
-            };
-            let Attached { group, refused } = self.kernel.attach(&[link], &libraries::open_path(&dealloc.file))?;
-            anyhow::ensure!(refused.is_empty(), "no probe at {}", refused.join(", "));
-            self.files.attached(dealloc.id, What::Python, Some(group));
-        }
+        self.probe_code(python, &dealloc)?;
         Ok(true)
+    }
+
+    /// Sets the probe at which a Python frees its code objects, in its file, and has the programs know it by that.
+    pub(super) fn probe_code(&mut self, python: &Python, dealloc: &CodeDealloc) -> Result<()> {
+        if !self.files.begin(dealloc.id, What::Python) && self.files.is_attached(dealloc.id, What::Python) {
+            return Ok(());
+        }
+        let cookie = dealloc.interpreter(python).map(|interpreter| self.kernel.add_python(interpreter)).transpose()?;
+        let link = Link {
+            program: Program::CodeFreed,
+            symbol: "code_dealloc",
+            file_offset: dealloc.file_offset,
+            cookie: cookie.unwrap_or(0).into(),
+        };
+        let Attached { group, refused } = self.kernel.attach(&[link], &libraries::open_path(&dealloc.file))?;
+        anyhow::ensure!(refused.is_empty(), "no probe at {}", refused.join(", "));
+        self.files.attached(dealloc.id, What::Python, Some(group));
+        Ok(())
     }
 
     /// Whether a function of this meaning gets a probe: what the scope leaves out has none.

@@ -7,6 +7,7 @@ use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
 
 use anyhow::Result;
+use ktape_ebpf::python::KEY_BY_LIST;
 use ktape_ebpf::wire::{Lifecycle, unsaid};
 use ktape_format::event::lifecycle_kind;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -116,6 +117,7 @@ impl Session {
                 self.begin_known(pid, Some(generation), true)?;
                 self.look_at(pid);
             }
+            Notice::Python { pid, file, runtime } => self.learn_python(pid, file, runtime),
             // There may be hundreds of them in a row.
             Notice::Libraries(pid) => {
                 self.told.insert(pid);
@@ -189,6 +191,8 @@ impl Session {
         if let Some(interpreter) = inherited {
             self.collector.set_interpreter(pid, &interpreter);
         }
+        // One whose threads are found by lists may be known by its file only, and in the process there may be more to know it by.
+        let inherited = inherited.filter(|interpreter| interpreter.tss_key != KEY_BY_LIST);
         let python = inherited.map_or(Python::Unknown(0), |interpreter| Python::Unproven(interpreter, Instant::now()));
         let recorded = Recorded {
             pidfd,

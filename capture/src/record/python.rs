@@ -2,15 +2,18 @@
 //! its stacks true, which is where code objects are freed and where asyncio runs its tasks.
 
 use std::hash::BuildHasher as _;
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 use anyhow::Result;
 use ktape_ebpf::python::Interpreter;
 use rustc_hash::FxBuildHasher;
 
+use super::processes::Recorded;
 use super::session::Session;
 use crate::kernel::programs::KernelError;
 use crate::python::find::{self, Refusal};
+use crate::python::in_file;
 
 /// How long an interpreter has for its layout to be proven: one that imports has its stacks in motion.
 pub(super) const PROVEN_WITHIN: Duration = Duration::from_secs(10);
@@ -56,6 +59,25 @@ impl Session {
             self.trouble(format!("process {pid}: code that takes the place of freed code may have its names: {why}"));
         }
         Ok(())
+    }
+
+    /// Has the interpreter of this Python known in each process that runs it, before it has run a line of a script; how it turns out is
+    /// seen when one does.
+    pub fn add_python(&mut self, file: &Path) {
+        if let Ok(Some((python, dealloc))) = in_file::read(file, self.site_kernel) {
+            let _ = self.probe_code(&python, &dealloc);
+        }
+    }
+
+    /// Learns of a process which Python it runs, as the programs know by its file. The first records with stacks come next, and the
+    /// process may have ended by now.
+    pub(super) fn learn_python(&mut self, pid: u32, file: u16, runtime: u64) {
+        let is_unknown = |recorded: &Recorded| matches!(recorded.python, Python::Unknown(_));
+        if self.processes.get(&pid).is_some_and(is_unknown)
+            && let Some(interpreter) = self.kernel.python(file)
+        {
+            self.collector.set_interpreter(pid, &Interpreter { runtime, ..interpreter });
+        }
     }
 
     /// Puts on the tape which Python a process runs, or why it has no Python stacks.

@@ -5,14 +5,16 @@
 //! belong to files, so they are placed in every copy that is likely before the program begins; one that is loaded from elsewhere
 //! is found when it is mapped.
 
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::fs::{self, File};
+use std::io::Read as _;
 use std::os::unix::ffi::{OsStrExt as _, OsStringExt as _};
 use std::path::{Path, PathBuf};
 
 use rustc_hash::FxHashSet;
 
 use super::libraries::{FileId, Kind, LibraryFile, has_static_runtime, kind_of};
+use crate::python::in_file;
 
 const CACHE: &str = "/etc/ld.so.cache";
 
@@ -47,6 +49,49 @@ pub fn candidates(program: &Path, variable: impl Fn(&str) -> Option<OsString>) -
     });
     all.collect()
 }
+
+/// The files of the Pythons that a program may be or start, the likeliest first: its own, that which its first line names, that which a
+/// shell would find; and of each the library that it is linked with.
+pub fn pythons(program: &Path, variable: impl Fn(&str) -> Option<OsString>) -> Vec<PathBuf> {
+    let in_path = |name: &Path| find_program(name, variable("PATH"));
+    let named = interpreter_of_script(program, in_path);
+    let of_shell = ["python3", "python"].iter().filter_map(|name| in_path(Path::new(name)));
+    let programs = [program.to_owned()].into_iter().chain(named).chain(of_shell);
+    programs.flat_map(|program| linked_python(&program, &variable).into_iter().chain([program])).collect()
+}
+
+/// The library of Python that a program is linked with, where the dynamic loader would find it.
+fn linked_python(program: &Path, variable: impl Fn(&str) -> Option<OsString>) -> Option<PathBuf> {
+    let linked = in_file::linked_python(program).ok()??;
+    let of_program = program.canonicalize().ok()?.parent()?.to_owned();
+    let named = linked.folders.iter().map(|folder| match folder.strip_prefix("$ORIGIN") {
+        Some(rest) => of_program.join(rest.trim_start_matches('/')),
+        None => PathBuf::from(folder),
+    });
+    let usual = ["/usr/local/lib"].iter().chain(&FOLDERS).map(PathBuf::from);
+    let folders = named.chain(variable_folders(&variable)).chain(usual);
+    folders.map(|folder| folder.join(&linked.name)).find(|path| path.is_file())
+}
+
+/// The program that the first line of a script names: itself, or by `env`.
+fn interpreter_of_script(script: &Path, in_path: impl Fn(&Path) -> Option<PathBuf>) -> Option<PathBuf> {
+    let mut head = Vec::new();
+    File::open(script).ok()?.take(SCRIPT_HEAD_BYTES).read_to_end(&mut head).ok()?;
+    let line = head.strip_prefix(b"#!")?.split(|&byte| byte == b'\n').next()?;
+    let words = line.split(u8::is_ascii_whitespace).filter(|word| !word.is_empty());
+    let mut words = words.map(|word| Path::new(OsStr::from_bytes(word)));
+    let first = words.next()?;
+    if !first.ends_with("env") {
+        return Some(first.to_owned());
+    }
+    // `-S` in front says that what follows is to be divided, as it is here; then come variables.
+    let is_program =
+        |word: &&Path| !word.as_os_str().as_bytes().starts_with(b"-") && !word.as_os_str().as_bytes().contains(&b'=');
+    in_path(words.find(is_program)?)
+}
+
+/// As much of a script's first line as the kernel reads.
+const SCRIPT_HEAD_BYTES: u64 = 256;
 
 /// The copies of CUPTI that a process of this program may load: beside its CUDA libraries, where CUDA's installer or PyPI's wheels put
 /// them, or where the dynamic loader looks. The library inside looks again, from within the process, and knows better then.
@@ -170,6 +215,27 @@ mod tests {
         for end in 0..bytes.len() {
             let _ = cached_paths(&bytes[..end]);
         }
+    }
+
+    #[test]
+    fn the_interpreter_of_a_script_is_the_one_that_its_first_line_names() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let script = folder.path().join("serve");
+        let in_path = |name: &Path| Some(Path::new("/in/path").join(name));
+        let of = |text: &str| {
+            fs::write(&script, text).expect("a script");
+            interpreter_of_script(&script, in_path)
+        };
+        for line in ["#!/venv/bin/python", "#!/venv/bin/python\nimport os\n", "#! /venv/bin/python -I\n"] {
+            assert_eq!(of(line), Some("/venv/bin/python".into()), "{line}");
+        }
+        for line in ["#!/usr/bin/env python3\n", "#!/usr/bin/env -S A=1 python3 -I\n", "#!/bin/env -i python3"] {
+            assert_eq!(of(line), Some("/in/path/python3".into()), "{line}");
+        }
+        for text in ["", "#!", "#!\n/venv/bin/python", "#!/usr/bin/env\n", "\x7fELF", "import os"] {
+            assert_eq!(of(text), None, "{text}");
+        }
+        assert_eq!(interpreter_of_script(Path::new("/nowhere"), in_path), None);
     }
 
     #[test]

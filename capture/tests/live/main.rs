@@ -5,6 +5,7 @@
 
 mod collectives;
 mod device_time;
+mod early;
 mod exact;
 mod frames;
 mod gpu_counters;

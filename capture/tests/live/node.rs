@@ -12,8 +12,9 @@ use ktape_format::table::DefinitionKind;
 use ktape_format::{Table as _, Tape, Wanted};
 use rustix::process::Signal;
 
+use crate::EXACT;
 use crate::exact::{self, Compared, Threads};
-use crate::processes::{LAUNCHES, Scene, Target, pythons, skip, with_driver};
+use crate::processes::{LAUNCHES, Scene, Target, every_python, pythons, skip, with_driver};
 
 /// Calls alone: how soon the interpreter of a process that lives for milliseconds is known is not the question here.
 const CALLS: Compared = Compared { launch_durations: false, stacks: false };
@@ -157,6 +158,27 @@ fn processes_that_come_and_go_are_recorded_each_from_its_first_call_to_its_last(
     let calls = assert_all_recorded(&scene, &folder, CALLS);
     assert!(calls >= rounds * at_once * 40, "{calls} calls");
     assert!(summary["processes"].as_u64().expect("a number") >= (rounds * at_once) as u64, "{summary}");
+}
+
+#[test]
+fn a_process_has_its_stacks_while_the_recorder_stands_still_if_its_python_is_known() {
+    for (version, python) in every_python() {
+        let Some(scene) = Scene::new("a node's recorder that stands still") else { return };
+        let run = || {
+            let status = scene.program(python).args(["-c", LAUNCHES, "50"]).stdin(Stdio::null()).status();
+            assert!(status.expect("it starts").success(), "{version}");
+        };
+        let node = Node::start(&scene, &[]);
+        // The first of its Python; what of that is known, and when, is the recorder's luck.
+        let mut first = light(&scene, python, &[SLOW]).spawn().expect("it starts");
+        assert!(first.wait().expect("it is ours").success());
+        node.signal(Signal::STOP);
+        (0..3).for_each(|_| run());
+        node.signal(Signal::CONT);
+        let (summary, folder) = node.end();
+        assert!(assert_all_recorded(&scene, &folder, EXACT) > 3 * 100, "{version}");
+        assert_eq!(summary["gaps"]["before_interpreter"], 0, "{summary}");
+    }
 }
 
 /// A parent that launches, children of it that are the same program and launch, one of which becomes another program.

@@ -4,8 +4,11 @@
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use ktape_capture::python::find::{Python, Refusal, find};
+use ktape_capture::probes;
+use ktape_capture::python::find::{Python, Refusal, find, locate};
 use ktape_capture::python::memory::ProcessMemory;
+use ktape_capture::python::{dealloc, in_file};
+use ktape_capture::target::loader;
 use ktape_ebpf::python::{KEY_BY_LIST, KEY_TLS};
 use tempfile::TempDir;
 
@@ -64,6 +67,50 @@ fn assert_found(command: Command, version: &str) -> (Workload, Python) {
         assert_stopped(&memory, &python.interpreter, stopped);
     }
     (workload, python)
+}
+
+/// What a file tells of the interpreter in it is what a process that runs it has, wherever it was loaded; and a recorder knows the file
+/// by the program.
+fn assert_told(program: &Path, workload: &Workload) {
+    let kernel = probes::Kernel::ask().unwrap();
+    let found = locate(workload.pid()).unwrap();
+    let file = &found.file;
+    let is_it = |known: &PathBuf| known.canonicalize().unwrap() == file.canonicalize().unwrap();
+    assert!(loader::pythons(program, |_| None).iter().any(is_it), "{} of {}", file.display(), program.display());
+    let (told, told_dealloc) = in_file::read(file, kernel).unwrap().expect("a CPython");
+    let dealloc = dealloc::find(workload.pid(), &found, kernel).unwrap().expect("it frees code");
+    assert_eq!(told_dealloc.interpreter(&told), dealloc.interpreter(&found), "{}", file.display());
+    assert!(told_dealloc.interpreter(&told).is_some());
+    assert_eq!((told_dealloc.id, told_dealloc.file_offset), (dealloc.id, dealloc.file_offset));
+    assert_eq!(told.version_hex, found.version_hex);
+}
+
+#[test]
+fn a_file_tells_of_the_interpreter_that_its_processes_will_have() {
+    for version in ["3.8", "3.9", "3.10", "3.11", "3.12", "3.13", "3.14", "3.15"] {
+        for python in builds_of(version) {
+            let mut command = Command::new(&python);
+            command.args(["-c", RUN]);
+            assert_told(&python, &Workload::of(command));
+        }
+    }
+}
+
+#[test]
+fn files_that_are_no_python_tell_of_none() {
+    let kernel = probes::Kernel::ask().unwrap();
+    let folder = TempDir::new().unwrap();
+    let cut = folder.path().join("cut");
+    let this = std::env::current_exe().unwrap();
+    std::fs::write(&cut, &std::fs::read(&this).unwrap()[..100_000]).unwrap();
+    let script = folder.path().join("script");
+    std::fs::write(&script, "#!/usr/bin/env python3\n").unwrap();
+    for file in [&this, &cut, &script] {
+        assert!(in_file::read(file, kernel).unwrap().is_none(), "{}", file.display());
+    }
+    for file in [Path::new("/dev/zero"), Path::new("/nowhere"), folder.path()] {
+        assert!(in_file::read(file, kernel).is_err(), "{}", file.display());
+    }
 }
 
 /// A command that embeds a library under another name.

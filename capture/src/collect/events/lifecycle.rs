@@ -98,6 +98,10 @@ impl Collector {
             life::FORK => Some(Notice::Forked { child: upper(life.detail), generation: life.time_ns }),
             life::EXEC => Some(Notice::Executed { pid, generation: life.time_ns }),
             life::ADMITTED => Some(Notice::Admitted { pid, generation: life.time_ns }),
+            life::PYTHON => {
+                let (file, runtime) = life::of_python(life.detail);
+                Some(Notice::Python { pid, file, runtime })
+            }
             life::LIBRARIES => {
                 if let Some(process) = self.processes.get_mut(&pid) {
                     process.stacks.libraries_changed();

@@ -95,6 +95,8 @@ pub enum Notice {
     Executed { pid: u32, generation: u64 },
     /// A process of this number called for the first time, and is recorded since, with the program of this generation.
     Admitted { pid: u32, generation: u64 },
+    /// A process of this number runs the Python of a file that the programs know by this cookie, with `_PyRuntime` here.
+    Python { pid: u32, file: u16, runtime: u64 },
     /// A process of this number mapped or unmapped a library.
     Libraries(u32),
     /// A process of this number has a record, and was not begun: the record was not taken.
