@@ -23,6 +23,10 @@ pub const DIRECTORY_VARIABLE: &str = "KTAPE_INSIDE";
 pub const CONTROL_FILE: &str = "control";
 /// The file of the table of [`FunctionEntry`]s.
 pub const FUNCTIONS_FILE: &str = "functions";
+/// The file of [`PythonEntry`]s; it ends with the last of them.
+pub const PYTHONS_FILE: &str = "pythons";
+/// How many of these there are at most.
+pub const MOST_PYTHONS: usize = 64;
 /// How the name of a process's page ends; before it stands the process's number.
 pub const PROCESS_SUFFIX: &str = ".process";
 /// How the name of a ring ends; before it stand the process's number, a dot, and a number that counts its rings.
@@ -92,6 +96,19 @@ pub struct FunctionEntry {
     pub padding: u32,
 }
 
+/// The interpreter of each process that has this file loaded. The recorder looks for that of every process, but the first calls of one
+/// would not wait.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PythonEntry {
+    /// The file's device, as `stat` has it.
+    pub device: u64,
+    /// And its inode.
+    pub inode: u64,
+    /// Its `runtime` is counted from where the file is loaded.
+    pub interpreter: Interpreter,
+}
+
 /// A process, and what the recorder found out about it.
 #[repr(C)]
 pub struct ProcessPage {
@@ -109,7 +126,8 @@ pub struct ProcessPage {
     pub code: AtomicU32,
     /// The version that CUPTI says it is.
     pub cupti_version: AtomicU32,
-    /// Odd while the recorder writes the interpreter, even else; 0 before there is one.
+    /// Odd while the recorder writes the interpreter, even else; 0 before there is one. The library writes the first, into a page that
+    /// nobody knows of yet, if its file is in the table.
     pub interpreter_version: AtomicU32,
     /// Its Python.
     pub interpreter: core::cell::UnsafeCell<Interpreter>,
@@ -473,8 +491,8 @@ macro_rules! plain {
         unsafe impl Plain for $record {}
     )* };
 }
-plain!(FunctionEntry, Text, Ran, KernelRan, CopyRan, SetRan, FunctionName, RangeTold, Clocks, Missing);
+plain!(FunctionEntry, PythonEntry, Text, Ran, KernelRan, CopyRan, SetRan, FunctionName, RangeTold, Clocks, Missing);
 
 const _: () = assert!(size_of::<Control>() <= 4096 && size_of::<ProcessPage>() <= 4096);
-const _: () = assert!(size_of::<FunctionEntry>() == 112);
+const _: () = assert!(size_of::<FunctionEntry>() == 112 && size_of::<PythonEntry>() == 16 + size_of::<Interpreter>());
 const _: () = assert!(size_of::<Ran>() == 56 && size_of::<KernelRan>() == 104);

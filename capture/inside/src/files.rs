@@ -13,8 +13,10 @@ use std::sync::atomic::Ordering;
 use ktape_ebpf::inside::ring::HEADER_BYTES;
 use ktape_ebpf::inside::scope::{LeftOut, SCOPE_FILE};
 use ktape_ebpf::inside::{
-    CONTROL_FILE, Control, FUNCTIONS_FILE, FunctionEntry, LAYOUT, MAGIC, PROCESS_SUFFIX, ProcessPage, RING_SUFFIX,
+    CONTROL_FILE, Control, FUNCTIONS_FILE, FunctionEntry, LAYOUT, MAGIC, MOST_PYTHONS, PROCESS_SUFFIX, PYTHONS_FILE,
+    ProcessPage, PythonEntry, RING_SUFFIX,
 };
+use ktape_ebpf::python::Interpreter;
 use ktape_ebpf::wire::{MOST_FUNCTIONS, Plain as _};
 
 /// A file in memory. Unmapped when it goes.
@@ -114,6 +116,17 @@ pub(crate) fn functions(directory: &Path, count: u32) -> Result<Vec<FunctionEntr
     Ok(bytes.chunks_exact(size_of::<FunctionEntry>()).filter_map(FunctionEntry::read).collect())
 }
 
+/// Reads the table of Pythons. One that is not there is an empty one.
+pub(crate) fn pythons(directory: &Path) -> Vec<PythonEntry> {
+    let mut bytes = Vec::new();
+    let file = open(&directory.join(PYTHONS_FILE), OpenOptions::new().read(true));
+    let most = (MOST_PYTHONS * size_of::<PythonEntry>()) as u64;
+    if !file.is_ok_and(|file| file.take(most).read_to_end(&mut bytes).is_ok()) {
+        return Vec::new();
+    }
+    bytes.chunks_exact(size_of::<PythonEntry>()).filter_map(PythonEntry::read).collect()
+}
+
 /// Maps the table of kernels whose launches get no events. `None` where the recorder has none.
 pub(crate) fn left_out(directory: &Path) -> Option<&'static LeftOut> {
     let file = open(&directory.join(SCOPE_FILE), OpenOptions::new().read(true).write(true)).ok()?;
@@ -121,8 +134,12 @@ pub(crate) fn left_out(directory: &Path) -> Option<&'static LeftOut> {
     is_whole.then(|| Mapping::new(&file, size_of::<LeftOut>(), 0).ok().map(Mapping::leak))?
 }
 
-/// Makes this process's page. It takes the place of the one of the program that the process was before it called `exec`.
-pub(crate) fn process(directory: &Path, pid: u32, generation: u64) -> Result<&'static ProcessPage, String> {
+/// Makes this process's page, with its interpreter, if that is known already. It takes the place of the one of the program that the process was before it called `exec`.
+pub(crate) fn process(
+    directory: &Path,
+    (pid, generation): (u32, u64),
+    interpreter: Option<Interpreter>,
+) -> Result<&'static ProcessPage, String> {
     let [path, new] = ["", ".new"].map(|suffix| directory.join(format!("{pid}{PROCESS_SUFFIX}{suffix}")));
     let mapping = create(&new, size_of::<ProcessPage>()).map_err(|error| told(&new, &error))?;
     let page = mapping.address().cast::<ProcessPage>();
@@ -131,6 +148,10 @@ pub(crate) fn process(directory: &Path, pid: u32, generation: u64) -> Result<&'s
         (&raw mut (*page).layout).write(LAYOUT);
         (&raw mut (*page).pid).write(pid);
         (&raw mut (*page).generation).write(generation);
+        if let Some(interpreter) = interpreter {
+            (*page).interpreter.get().write(interpreter);
+            (*page).interpreter_version.store(2, Ordering::Relaxed);
+        }
         (*page).magic.store(MAGIC, Ordering::Release);
     }
     fs::rename(&new, &path).map_err(|error| told(&path, &error))?;

@@ -31,6 +31,7 @@ pub mod guest;
 mod keeper;
 pub mod memory;
 pub mod nvtx;
+mod python;
 pub mod rings;
 pub mod stack;
 
@@ -105,7 +106,8 @@ fn begin(directory: &Path) -> Result<Option<&'static Guest>, String> {
         return Err("it is in a namespace of process numbers of its own".to_owned());
     }
     let functions = files::functions(directory, control.functions)?;
-    let page = files::process(directory, pid, clock::monotonic_ns())?;
+    let interpreter = python::loaded(&files::pythons(directory));
+    let page = files::process(directory, (pid, clock::monotonic_ns()), interpreter)?;
     say(page, state::LOADED, 0, "");
     control.files.fetch_add(1, Ordering::Release);
     calls::prepare(&functions);

@@ -379,7 +379,7 @@ mod tests {
         // SAFETY: a page of zeros is one.
         let control: &'static mut Control = unsafe { &mut *Box::leak(Box::new([0_u64; 512])).as_mut_ptr().cast() };
         control.ring_bytes = 1 << 24;
-        let page = files::process(directory, std::process::id(), 7).unwrap();
+        let page = files::process(directory, (std::process::id(), 7), None).unwrap();
         let (directory, pid) = (directory.to_owned(), std::process::id());
         let ring_bytes = control.ring_bytes;
         prepare();

@@ -80,7 +80,7 @@ pub(super) fn run(args: &Args) -> Result<Outcome> {
             options.inside = inside;
             from_outside(options, &file, command, &stop, progress)?
         }
-        Chosen::Inside(inside, library) => from_inside(options, (&inside, &library), command, &stop, progress)?,
+        Chosen::Inside(inside, library) => from_inside(options, &file, (&inside, &library), command, &stop, progress)?,
     };
     recording::report(&summary, &args.recording)?;
     // Where the recording was stopped, the command goes on as if it had not been there.
@@ -126,6 +126,7 @@ fn from_outside(
 /// Records a command by what a library in it tells.
 fn from_inside(
     options: Options,
+    file: &Path,
     (inside, library): (&inside::Options, &Path),
     mut command: Command,
     stop: &AtomicBool,
@@ -136,7 +137,7 @@ fn from_inside(
     if is_segmented {
         recording::rotate_on_hangup(session.rotation())?;
     }
-    session.prepare(&mut command);
+    session.prepare(&mut command, &loader::pythons(file, |name| std::env::var_os(name)));
     keep_limits(&mut command);
     let mut child = spawn(command)?;
     // Whatever ended it, what there is is closed.

@@ -20,13 +20,35 @@ use crate::probes;
 
 type Elf<'data> = ElfFile64<'data, Endianness, &'data ReadCache<File>>;
 
-/// Reads a file: the interpreter as if it were loaded where the file says, and the place of the probe. `None` if it has no
-/// CPython that is supported and has dynamic symbols; then it is known when a process of it runs.
+/// What a file tells.
+#[derive(Debug)]
+pub struct InFile {
+    /// The interpreter, as if the file were loaded where it says.
+    pub python: Python,
+    /// Where `code_dealloc` is in the file, and its address; `None` if it does not tell.
+    dealloc: Option<(u64, u64)>,
+    file: File,
+}
+
+impl InFile {
+    /// The place of the probe. `None` if there is none.
+    ///
+    /// # Errors
+    ///
+    /// If the file can't be read.
+    pub fn dealloc(&self, kernel: probes::Kernel) -> io::Result<Option<CodeDealloc>> {
+        let Some((function, address)) = self.dealloc else { return Ok(None) };
+        CodeDealloc::at(self.file.try_clone()?, function, address, kernel)
+    }
+}
+
+/// Reads a file. `None` if it has no CPython that is supported and has dynamic symbols; then it is known when a process of it
+/// runs.
 ///
 /// # Errors
 ///
 /// If it can't be read.
-pub fn read(path: &Path, kernel: probes::Kernel) -> io::Result<Option<(Python, CodeDealloc)>> {
+pub fn read(path: &Path) -> io::Result<Option<InFile>> {
     let file = open(path)?;
     let cache = ReadCache::new(file.try_clone()?);
     let Ok(elf) = Elf::parse(&cache) else { return Ok(None) };
@@ -34,12 +56,10 @@ pub fn read(path: &Path, kernel: probes::Kernel) -> io::Result<Option<(Python, C
     let Some(begin) = image.segments.iter().map(|segment| segment.address).min() else { return Ok(None) };
     let mapped = MappedFile { path: path.to_owned(), begin, end: begin, offset: 0 };
     let Some(python) = find::in_image(&image, &mapped, || file.try_clone()) else { return Ok(None) };
-    let slot = python.code_type.map(|code_type| code_type + python.interpreter.layout.dealloc_offset());
+    let slot = python.code_type.map(|code_type| code_type.wrapping_add(python.interpreter.layout.dealloc_offset()));
     let function = slot.and_then(|slot| relocated(&elf, slot).or_else(|| image.word(slot)));
-    let Some((function, offset)) = function.and_then(|function| Some((function, image.file_offset(function)?))) else {
-        return Ok(None);
-    };
-    Ok(CodeDealloc::at(file, offset, function, kernel)?.map(|dealloc| (python, dealloc)))
+    let dealloc = function.and_then(|function| Some((image.place(function, 1)?, function)));
+    Ok(Some(InFile { python, dealloc, file }))
 }
 
 /// A library of Python that a program is linked with.
@@ -96,10 +116,6 @@ impl<'f> Image<'f> {
             Segment { address: segment.address(), file_offset, bytes }
         });
         Self { file, segments: segments.collect() }
-    }
-
-    fn file_offset(&self, address: u64) -> Option<u64> {
-        self.place(address, 1)
     }
 
     /// Where in the file so many bytes are.

@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use std::hash::BuildHasher as _;
 use std::os::fd::{AsFd as _, OwnedFd};
 use std::os::unix::process::ExitStatusExt as _;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -130,9 +130,12 @@ impl Alone {
         })
     }
 
-    /// Has a command load the library.
-    pub fn prepare(&self, command: &mut Command) {
+    /// Has a command load the library, and its processes know their interpreters if these are in one of these files.
+    pub fn prepare(&mut self, command: &mut Command, pythons: &[PathBuf]) {
         command.envs(self.inside.variables());
+        if let Err(error) = self.inside.add_pythons(pythons) {
+            self.trouble(format!("interpreters are not known in advance, and first calls may have no stack: {error}"));
+        }
     }
 
     /// A flag whose setter, a signal's handler, has the segment end.
@@ -271,6 +274,8 @@ impl Alone {
         self.lifecycle(pid, lifecycle_kind::ATTACH, monotonic_ns(), 0)?;
         if let Python::Unproven(interpreter, _) = &python {
             self.tell_interpreter(pid, interpreter);
+        } else if let Some(interpreter) = self.inside.interpreter(pid) {
+            self.collector.set_interpreter(pid, &interpreter);
         }
         if let Some(member) = self.members.get_mut(&pid) {
             // What was refused before is looked at again, to be told.

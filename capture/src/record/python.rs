@@ -64,8 +64,10 @@ impl Session {
     /// Has the interpreter of this Python known in each process that runs it, before it has run a line of a script; how it turns out is
     /// seen when one does.
     pub fn add_python(&mut self, file: &Path) {
-        if let Ok(Some((python, dealloc))) = in_file::read(file, self.site_kernel) {
-            let _ = self.probe_code(&python, &dealloc);
+        if let Ok(Some(in_file)) = in_file::read(file)
+            && let Ok(Some(dealloc)) = in_file.dealloc(self.site_kernel)
+        {
+            let _ = self.probe_code(&in_file.python, &dealloc);
         }
     }
 

@@ -324,6 +324,18 @@ fn children_are_recorded_unless_asked_not_to_and_then_have_the_environment_that_
     assert!(more[0].starts_with("CUDA_INJECTION64_PATH=") && more[1].starts_with("KTAPE_INSIDE="), "{more:?}");
 }
 
+#[test]
+fn the_first_calls_have_their_stacks_while_the_recorder_stands_still() {
+    for options in [&["--collector", "inside"][..], &["--device-time", "cupti"], &["--device-time", "events"]] {
+        let Some(scene) = Scene::new("a recorder that stands still") else { return };
+        let Outcome { summary, .. } = scene.run(options, programs::WHILE_STOPPED, &[programs::WORK, "100"]);
+        let tape = scene.tape();
+        assert_eq!(tape.events.launch.len(), 200, "{options:?}");
+        assert!(tape.events.launch.rows().all(|launch| launch.stack != 0), "{options:?}");
+        assert_eq!(summary["gaps"]["before_interpreter"], 0, "{options:?}: {summary}");
+    }
+}
+
 /// What was told once, in the first, is not told again for the others: stacks, names, what they are of.
 #[test]
 fn each_segment_has_the_stacks_and_names_that_its_rows_refer_to() {

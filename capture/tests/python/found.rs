@@ -77,10 +77,11 @@ fn assert_told(program: &Path, workload: &Workload) {
     let file = &found.file;
     let is_it = |known: &PathBuf| known.canonicalize().unwrap() == file.canonicalize().unwrap();
     assert!(loader::pythons(program, |_| None).iter().any(is_it), "{} of {}", file.display(), program.display());
-    let (told, told_dealloc) = in_file::read(file, kernel).unwrap().expect("a CPython");
+    let in_file = in_file::read(file).unwrap().expect("a CPython");
+    let (told, told_dealloc) = (&in_file.python, in_file.dealloc(kernel).unwrap().expect("it frees code"));
     let dealloc = dealloc::find(workload.pid(), &found, kernel).unwrap().expect("it frees code");
-    assert_eq!(told_dealloc.interpreter(&told), dealloc.interpreter(&found), "{}", file.display());
-    assert!(told_dealloc.interpreter(&told).is_some());
+    assert_eq!(told_dealloc.interpreter(told), dealloc.interpreter(&found), "{}", file.display());
+    assert!(told_dealloc.interpreter(told).is_some());
     assert_eq!((told_dealloc.id, told_dealloc.file_offset), (dealloc.id, dealloc.file_offset));
     assert_eq!(told.version_hex, found.version_hex);
 }
@@ -98,7 +99,6 @@ fn a_file_tells_of_the_interpreter_that_its_processes_will_have() {
 
 #[test]
 fn files_that_are_no_python_tell_of_none() {
-    let kernel = probes::Kernel::ask().unwrap();
     let folder = TempDir::new().unwrap();
     let cut = folder.path().join("cut");
     let this = std::env::current_exe().unwrap();
@@ -106,10 +106,10 @@ fn files_that_are_no_python_tell_of_none() {
     let script = folder.path().join("script");
     std::fs::write(&script, "#!/usr/bin/env python3\n").unwrap();
     for file in [&this, &cut, &script] {
-        assert!(in_file::read(file, kernel).unwrap().is_none(), "{}", file.display());
+        assert!(in_file::read(file).unwrap().is_none(), "{}", file.display());
     }
     for file in [Path::new("/dev/zero"), Path::new("/nowhere"), folder.path()] {
-        assert!(in_file::read(file, kernel).is_err(), "{}", file.display());
+        assert!(in_file::read(file).is_err(), "{}", file.display());
     }
 }
 

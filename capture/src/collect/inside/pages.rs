@@ -17,7 +17,7 @@ use super::mapping::Mapping;
 pub struct Page {
     mapping: Mapping,
     path: PathBuf,
-    /// What it was told last.
+    /// What it was told last, or knew by itself.
     told: Option<Interpreter>,
 }
 
@@ -64,7 +64,8 @@ impl Page {
             Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => return Ok(None),
             Err(error) => return Err(error),
         };
-        let page = Page { mapping, path: path.to_owned(), told: None };
+        let mut page = Page { mapping, path: path.to_owned(), told: None };
+        page.told = page.own_interpreter();
         match (page.page().magic.load(Ordering::Acquire), page.page().layout) {
             (MAGIC, LAYOUT) => Ok(Some(page)),
             (MAGIC, other) => Err(io::Error::other(format!("the library has layout {other}, the recorder {LAYOUT}"))),
@@ -125,6 +126,14 @@ impl Page {
         Timed { launches, own_ns, long, long_ns, untimed }
     }
 
+    /// The Python that the library knew by its file, before anybody has told it.
+    fn own_interpreter(&self) -> Option<Interpreter> {
+        let page = self.page();
+        // SAFETY: within the page; the library wrote it before there was a page, and then only this recorder does.
+        let known = || unsafe { page.interpreter.get().read_volatile() };
+        (page.interpreter_version.load(Ordering::Acquire) != 0).then(known)
+    }
+
     /// Tells the process its Python, or, with an empty one, that its stacks are not to be walked.
     pub fn set_interpreter(&mut self, interpreter: &Interpreter) {
         self.told = Some(*interpreter);
@@ -137,7 +146,7 @@ impl Page {
         page.interpreter_version.store(version.wrapping_add(1), Ordering::Release);
     }
 
-    /// The Python that the process was told.
+    /// The Python that the process was told, or knew by its file.
     pub fn interpreter(&self) -> Option<Interpreter> {
         self.told
     }

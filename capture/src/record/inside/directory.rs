@@ -13,7 +13,9 @@ use std::sync::atomic::Ordering;
 
 use anyhow::{Context as _, Result, ensure};
 use ktape_ebpf::inside::scope::{LeftOut, SCOPE_FILE};
-use ktape_ebpf::inside::{CONTROL_FILE, Control, FUNCTIONS_FILE, FunctionEntry, LAYOUT, MAGIC};
+use ktape_ebpf::inside::{
+    CONTROL_FILE, Control, FUNCTIONS_FILE, FunctionEntry, LAYOUT, MAGIC, MOST_PYTHONS, PYTHONS_FILE, PythonEntry,
+};
 use ktape_ebpf::wire::Plain as _;
 use rustix::fs::{FlockOperation, flock};
 
@@ -53,6 +55,12 @@ impl Directory {
         &self.path
     }
 
+    /// Makes the table of Pythons.
+    pub(super) fn write_pythons(&self, entries: impl Iterator<Item = PythonEntry>) -> io::Result<()> {
+        let mut table = new_file(&self.path, PYTHONS_FILE)?;
+        entries.take(MOST_PYTHONS).try_for_each(|entry| table.write_all(entry.as_bytes()))
+    }
+
     /// Kernels whose launches get no events, if that is asked.
     pub(super) fn left_out(&self) -> Option<&LeftOut> {
         // SAFETY: as long as the table, aligned, and made of atomic words.
@@ -89,9 +97,12 @@ fn new_directory(parent: &Path) -> io::Result<PathBuf> {
     Err(io::ErrorKind::AlreadyExists.into())
 }
 
+fn new_file(directory: &Path, name: &str) -> io::Result<File> {
+    OpenOptions::new().read(true).write(true).create_new(true).mode(0o600).open(directory.join(name))
+}
+
 fn fill(path: &Path, options: &Options, functions: &[Probed]) -> Result<Directory> {
-    let file =
-        |name: &str| OpenOptions::new().read(true).write(true).create_new(true).mode(0o600).open(path.join(name));
+    let file = |name: &str| new_file(path, name);
     let entries: Vec<FunctionEntry> =
         (0..).zip(functions).filter_map(|(index, function)| entry(index, function)).collect();
     let mut table = file(FUNCTIONS_FILE)?;

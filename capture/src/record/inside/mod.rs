@@ -8,14 +8,16 @@ mod library;
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
+use std::io;
+use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, ensure};
 use clap::ValueEnum;
-use ktape_ebpf::inside::{DIRECTORY_VARIABLE, device_time, state, untimed};
-use ktape_ebpf::python::Interpreter;
+use ktape_ebpf::inside::{DIRECTORY_VARIABLE, PythonEntry, device_time, state, untimed};
+use ktape_ebpf::python::{Interpreter, KEY_BY_LIST};
 use ktape_ebpf::wire::tally::Slot;
 use ktape_format::definition::property;
 use ktape_format::table::DefinitionKind;
@@ -33,6 +35,7 @@ use crate::collect::inside::pages::{Page, Timed, Word};
 use crate::collect::inside::ranges::RangeCounts;
 use crate::collect::inside::rings::{Of, Rings};
 use crate::probes::functions::Probed;
+use crate::python::in_file;
 
 /// The variable in which the CUDA driver finds what it loads into a process.
 pub const INJECTION_VARIABLE: &str = "CUDA_INJECTION64_PATH";
@@ -396,7 +399,19 @@ impl Inside {
         }
     }
 
-    /// The Python that a process was told.
+    /// Tells processes that are yet to load the library which Pythons these files have.
+    pub(super) fn add_pythons(&self, files: &[PathBuf]) -> io::Result<()> {
+        let known = files.iter().filter_map(|path| Some((in_file::read(path).ok()??, path.metadata().ok()?)));
+        let entries = known.map(|(in_file, facts)| PythonEntry {
+            device: facts.dev(),
+            inode: facts.ino(),
+            interpreter: in_file.python.interpreter,
+        });
+        // In 3.15 and later a library has the state wherever the loader put it.
+        self.directory.write_pythons(entries.filter(|entry| entry.interpreter.tss_key != KEY_BY_LIST))
+    }
+
+    /// The Python that a process was told, or knew by its file.
     pub(super) fn interpreter(&self, pid: u32) -> Option<Interpreter> {
         self.pages.get(&pid).and_then(|(page, _)| page.interpreter())
     }
