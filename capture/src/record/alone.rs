@@ -25,6 +25,7 @@ use rustc_hash::{FxBuildHasher, FxHashMap};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use super::blind_spots::{BlindSpot, Kind, Mapped, Noted};
+use super::clocks::{monotonic_ns, write_clocks};
 use super::cost::Cost;
 use super::inside::beside::LAST_WORDS;
 use super::inside::{self, Inside, NO_CALLS};
@@ -32,12 +33,11 @@ use super::losses::Losses;
 use super::output::Output;
 use super::processes::{has_ended, identity_of, pidfd_of};
 use super::python::PROVEN_WITHIN;
-use super::session::{
-    CLOCKS, LOOK_AGAIN, Options, Progress, RECORDS_A_ROUND, TELL_LOSSES, begin_tape, end_gpu_counters, many,
-    monotonic_ns, note_trouble, write_clocks,
-};
+use super::session::end::end_gpu_counters;
+use super::session::{CLOCKS, LOOK_AGAIN, Options, Progress, RECORDS_A_ROUND, TELL_LOSSES};
 use super::summary::Summary;
 use super::tally::{Counting, Tallies};
+use super::troubles::Troubles;
 use crate::collect::events::{Collector, LostCalls, Notice};
 use crate::collect::nvml::GpuCounters;
 use crate::kernel::traps::Traps;
@@ -83,7 +83,7 @@ pub struct Alone {
     driver: Option<Mapped>,
     noted: Noted,
     recorded: u64,
-    troubles: BTreeMap<String, u64>,
+    troubles: Troubles,
     began: Instant,
     looked_again: Instant,
     told_losses: Instant,
@@ -100,7 +100,7 @@ impl Alone {
         let functions = functions::all();
         let inside_options = inside;
         let inside = Inside::begin(inside_options, library, &functions)?;
-        let mut tape = begin_tape(&options)?;
+        let mut tape = Output::begin(&options.output, options.segments.as_ref())?;
         write_clocks(&mut tape)?;
         let mut collector = Collector::new(functions.clone(), true);
         collector.expect_device_times(inside_options.device_time.told());
@@ -119,7 +119,7 @@ impl Alone {
             driver: None,
             noted: Noted::default(),
             recorded: 0,
-            troubles: BTreeMap::new(),
+            troubles: Troubles::default(),
             began: now,
             looked_again: now,
             told_losses: now,
@@ -224,7 +224,7 @@ impl Alone {
         let untold = sealed.and(told).err().map(|error| format!("{}: {error}", self.options.output.display()));
         let finished = self.tape.finish();
         for trouble in finished.troubles {
-            self.troubles.insert(trouble, 1);
+            self.troubles.add(trouble);
         }
         Ok(Summary {
             failure: untold.or(finished.failure),
@@ -252,7 +252,7 @@ impl Alone {
             inside: Some(inside),
             off_cpu: None,
             blind_spots,
-            troubles: self.troubles.into_iter().map(|(what, count)| many(what, count)).collect(),
+            troubles: self.troubles.into_lines(),
         })
     }
 
@@ -527,7 +527,7 @@ impl Alone {
     }
 
     fn trouble(&mut self, what: String) {
-        let _ = note_trouble(&mut self.troubles, what);
+        let _ = self.troubles.note(what);
     }
 
     /// Waits a little, or for the end of a process.

@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 
 use rustc_hash::{FxHashMap, FxHashSet};
 
-use super::session::monotonic_ns;
+use super::clocks::monotonic_ns;
 use crate::kernel::links::Group;
 use crate::target::libraries::FileId;
 use crate::target::{self, maps, process};

@@ -2,6 +2,7 @@
 
 pub mod alone;
 pub mod blind_spots;
+mod clocks;
 pub mod cost;
 mod files;
 mod folder;
@@ -20,4 +21,5 @@ pub mod segments;
 pub mod session;
 pub mod summary;
 mod tally;
+mod troubles;
 mod waiting;

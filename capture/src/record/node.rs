@@ -15,9 +15,10 @@ use ktape_ebpf::wire::{LeftOut, OutOfScope};
 use ktape_format::event::lifecycle_kind;
 use rustc_hash::FxHashMap;
 
+use super::clocks::monotonic_ns;
 use super::files::What;
 use super::scope::Scope;
-use super::session::{Session, monotonic_ns};
+use super::session::Session;
 use crate::kernel::mappings::Mappings;
 use crate::probes::groups::Group;
 use crate::python::find;

@@ -2,8 +2,10 @@
 
 use std::path::{Path, PathBuf};
 
+use anyhow::Context as _;
 use ktape_format::definition::Definition;
 use ktape_format::event::Event;
+use ktape_format::header::ClockKind;
 use ktape_format::{Options as TapeOptions, Sink, TapeError, TapeWriter};
 
 use super::segments::{Options, Segments};
@@ -29,14 +31,19 @@ pub struct Finished {
 }
 
 impl Output {
+    /// Begins what a recording of this machine writes onto.
+    pub fn begin(path: &Path, segments: Option<&Options>) -> anyhow::Result<Output> {
+        let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
+        let writer = concat!("capture ", env!("CARGO_PKG_VERSION"));
+        let options = TapeOptions::live(writer, ClockKind::Monotonic, &host);
+        Ok(match segments {
+            Some(segments) => Output::Segments(Box::new(Segments::begin(segments.clone(), options)?)),
+            None => Output::tape(path, &options).with_context(|| format!("cannot begin {}", path.display()))?,
+        })
+    }
     /// Begins a tape.
     pub fn tape(path: &Path, options: &TapeOptions) -> Result<Output, TapeError> {
         Ok(Output::Tape(TapeWriter::create(path, options)?, path.to_owned()))
-    }
-
-    /// Begins the next segment of a recording.
-    pub fn segments(options: Options, tape: TapeOptions) -> anyhow::Result<Output> {
-        Ok(Output::Segments(Box::new(Segments::begin(options, tape)?)))
     }
 
     /// See [`TapeWriter::offer`].

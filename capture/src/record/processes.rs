@@ -13,9 +13,10 @@ use ktape_format::event::lifecycle_kind;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use super::blind_spots::Mapped;
+use super::clocks::monotonic_ns;
 use super::files::What;
 use super::python::Python;
-use super::session::{Session, monotonic_ns};
+use super::session::Session;
 use crate::collect::events::{Identity, Notice};
 use crate::python::find;
 use crate::target::libraries::{self, Kind};

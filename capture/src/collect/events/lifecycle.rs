@@ -14,7 +14,7 @@ use super::objects::Objects;
 use super::of_device::{Teller, teller};
 use super::stacks::Stacks;
 use super::thread::Pending;
-use super::{Collector, Identity, MOST_KEPT, Notice, Process, books, lower, process_id, upper};
+use super::{Collector, Identity, MOST_KEPT, Notice, Process, books, lower, upper};
 
 impl Collector {
     /// Begins a process, or a new program of one that is known. `is_new` says that nothing it did was missed.
@@ -129,17 +129,14 @@ impl Collector {
             life::THREAD_EXIT => life.detail as i64,
             _ => 0,
         };
-        self.lifecycle_event(
-            event::Lifecycle {
-                start_ns: life.time_ns as i64,
-                kind,
-                process: process_id(&self.processes, pid),
-                thread,
-                code,
-                detail: 0,
-            },
-            sink,
-        )?;
+        sink.event(event::Lifecycle {
+            start_ns: life.time_ns as i64,
+            kind,
+            process: process.id,
+            thread,
+            code,
+            detail: 0,
+        })?;
         if life.what == life::THREAD_EXIT
             && let Some(process) = self.processes.get_mut(&pid)
         {

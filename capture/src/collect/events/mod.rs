@@ -1,7 +1,8 @@
 //! The collector of calls: the records of the eBPF programs, and those of the library inside of a process, as events.
 //!
-//! [`Collector::take`] takes one record after the other. A call's record becomes an event (`calls.rs`), at once where its
-//! return isn't wanted, else when that comes (`thread.rs` has what is under way; `copies.rs` what is more of copies). What an event refers to is kept by process:
+//! [`Collector::take`] (`records.rs`) takes one record after the other. A call's record (`call_and_return.rs`) becomes an event (`calls.rs`),
+//! at once where its return isn't wanted, else when that comes (`thread.rs` has what is under way; `copies.rs` what is more of copies).
+//! Here is what the collector has, what is asked of it, and what it is told between records. What an event refers to is kept by process:
 //! stacks and code objects (`stacks.rs`; `native.rs` has the frames below Python), kernels by handle (`kernels.rs`), contexts
 //! and streams (`objects.rs`), graphs (`graphs.rs`; `capturing.rs` has the streams that are captured). CPU samples become events in `samples.rs`, time
 //! off the processor in `off_cpu.rs`, ranges that the program names in `named.rs`. `lifecycle.rs` has processes and threads that come and
@@ -9,6 +10,7 @@
 
 pub(in super::super::collect) mod account;
 mod arguments;
+mod call_and_return;
 mod calls;
 mod capturing;
 mod collectives;
@@ -24,6 +26,7 @@ mod objects;
 mod of_device;
 mod off_cpu;
 mod opaque;
+pub(in super::super::collect) mod records;
 mod samples;
 mod scope;
 mod stacks;
@@ -31,43 +34,31 @@ mod thread;
 mod unknown;
 
 use std::collections::BTreeMap;
-use std::mem::offset_of;
 use std::rc::Rc;
 
-use ktape_ebpf::inside::{self, Clocks, Correlated, FunctionName, Missing, Ran, RangeTold, Text};
 use ktape_ebpf::python::Interpreter;
-use ktape_ebpf::wire::tally::NO_CPU;
-use ktape_ebpf::wire::{
-    Call, CodeRecord, Lifecycle, ListsCall, MemoryCall, NAME_BYTES, NativeBody, OffCpu, Plain as _, Return,
-    STACK_LEFT_OUT, STACK_TOO_EARLY, STACK_UNREADABLE, Sample, StackBody, StackCall, TaskBody, TextPiece, kind,
-};
 use ktape_format::Sink;
-use ktape_format::definition::{Function, api_domain, property};
-use ktape_format::event;
+use ktape_format::definition::property;
 use ktape_format::table::DefinitionKind;
 use rustc_hash::FxHashMap;
 
-use super::inside::device::{Called, DeviceCounts, What, Work, device};
+use super::inside::device::{DeviceCounts, Work};
 use super::inside::ranges::{RangeCounts, Ranges};
 use crate::probes::functions::Probed;
 use crate::target::libraries::FileId;
 use crate::target::stubs::live;
 use account::Account;
 pub use account::{Fate, Key, Settled};
-use arguments::Arguments;
-use calls::Open;
 pub use gaps::Gaps;
-use gaps::count_stackless;
 pub use graphs::LostCalls;
 use kernels::Kernels;
 pub use kernels::Source;
 use native::Builds;
 use objects::Objects;
-use of_device::{Teller, teller};
 pub use samples::Samples;
 pub use scope::LaunchScope;
-use stacks::{Large as _, Stacks};
-use thread::{Pending, Thread};
+use stacks::Stacks;
+use thread::Thread;
 use unknown::Unknown;
 
 /// Who a process is, for its definition.
@@ -388,353 +379,6 @@ impl Collector {
     pub fn gaps(&self) -> Gaps {
         self.gaps
     }
-
-    /// Takes one record of the ring buffer. One that is too short, or of an unknown kind, is of programs of another version,
-    /// which the loader does not let happen; it is passed over.
-    pub fn take<S: Sink>(&mut self, record: &[u8], sink: &mut S) -> Result<Option<Notice>, S::Error> {
-        let Some(&kind) = record.first_chunk::<2>() else { return Ok(None) };
-        let kind = u16::from_ne_bytes(kind).into();
-        if kind != kind::LIFECYCLE
-            && let Some(pid) = pid_of(kind, record)
-            && !self.processes.contains_key(&pid)
-        {
-            return Ok(Some(Notice::Unknown(pid)));
-        }
-        match kind {
-            kind::CALL => {
-                if let Some(call) = Call::read(record) {
-                    let arguments = Arguments::new(call, &[], &[]);
-                    self.call(&arguments, sink)?;
-                }
-            }
-            kind::STACK_CALL => {
-                if let Some(StackCall { call, words }) = StackCall::read(record) {
-                    self.call(&Arguments::new(call, &words, &[]), sink)?;
-                }
-            }
-            kind::MEMORY_CALL => {
-                if let Some(MemoryCall { call, bytes, memory }) = MemoryCall::read(record) {
-                    let memory = memory.get(..bytes as usize).unwrap_or_default();
-                    self.call(&Arguments::new(call, &[], memory), sink)?;
-                }
-            }
-            kind::LISTS_CALL => {
-                if let Some(ListsCall { call, words, bytes, memory }) = ListsCall::read(record) {
-                    let memory = if bytes == 0 { &[][..] } else { &memory };
-                    self.call(&Arguments::new(call, &words, memory), sink)?;
-                }
-            }
-            kind::NAMED_CALL => {
-                let length = record.get(size_of::<Call>()..).and_then(|rest| rest.first_chunk::<8>());
-                if let (Some(call), Some(&length)) = (Call::read(record), length) {
-                    let name = &record[size_of::<Call>() + 8..];
-                    let length = (u64::from_ne_bytes(length) as usize).min(NAME_BYTES).min(name.len());
-                    self.call(&Arguments::new(call, &[], &name[..length]), sink)?;
-                }
-            }
-            kind::RETURN => {
-                if let Some(returned) = Return::read(record) {
-                    self.returned(&returned, sink)?;
-                }
-            }
-            kind::STACK_BODY => {
-                if let Some(body) = StackBody::read(record)
-                    && let Some(process) = self.processes.get_mut(&upper(body.pid_tid))
-                {
-                    let frames = &record[size_of::<StackBody>()..];
-                    let added = process.stacks.add(&body, frames, &mut self.builds, sink)?;
-                    if added.is_left_out {
-                        self.left_out.push((process.pid, body.stack));
-                    }
-                    self.gaps.unknown_frames += added.unknown_frames;
-                    self.gaps.incomplete_stacks += u64::from(added.is_incomplete);
-                }
-            }
-            kind::NATIVE_BODY => {
-                if let Some(body) = NativeBody::read(record)
-                    && let Some(process) = self.processes.get_mut(&upper(body.pid_tid))
-                {
-                    process.stacks.add_native(&body, &record[size_of::<NativeBody>()..]);
-                }
-            }
-            kind::CODE => {
-                if let Some(code) = CodeRecord::of(record)
-                    && let Some(process) = self.processes.get_mut(&upper(code.pid_tid))
-                {
-                    let pid = process.pid;
-                    let string_type = process.stacks.add_code(lower(code.pid_tid), code.rotation, &code.body);
-                    return Ok(string_type.map(|string_type| Notice::TaskRunner {
-                        pid,
-                        code: code.body.code,
-                        string_type,
-                    }));
-                }
-            }
-            kind::TEXT_PIECE => {
-                if let Some(piece) = TextPiece::of(record)
-                    && let Some(process) = self.processes.get_mut(&upper(piece.pid_tid))
-                {
-                    process.stacks.add_piece(piece);
-                }
-            }
-            kind::TASK_BODY => {
-                if let Some(body) = TaskBody::read(record)
-                    && let Some(process) = self.processes.get_mut(&upper(body.pid_tid))
-                {
-                    let is_enough = process.stacks.add_task(&body);
-                    return Ok(is_enough.then_some(Notice::ManyTasks(process.pid)));
-                }
-            }
-            kind::SAMPLE => {
-                if let Some(sample) = Sample::read(record) {
-                    self.sample(&sample, sink)?;
-                }
-            }
-            kind::OFF_CPU => {
-                if let Some(off_cpu) = OffCpu::read(record) {
-                    self.off_cpu(&off_cpu, sink)?;
-                }
-            }
-            kind::LIFECYCLE => {
-                if let Some(life) = Lifecycle::read(record) {
-                    return self.lifecycle(&life, sink);
-                }
-            }
-            inside::kind::CORRELATED => {
-                if let Some(correlated) = Correlated::read(record) {
-                    self.correlated(&correlated, sink)?;
-                }
-            }
-            inside::kind::FUNCTION_NAME => {
-                if let Some(name) = FunctionName::read(record)
-                    && let Some(process) = self.processes.get_mut(&upper(name.pid_tid))
-                {
-                    let text = record.get(size_of::<FunctionName>()..).unwrap_or_default();
-                    let text = text.get(..name.bytes as usize).unwrap_or(text);
-                    process.kernels.told(name.handle, &String::from_utf8_lossy(text), sink)?;
-                }
-            }
-            inside::kind::CLOCKS => {
-                if let Some(clocks) = Clocks::read(record) {
-                    let (clock, device) = match clocks.device.checked_sub(1) {
-                        Some(index) => (event::clock_kind::DEVICE, sink.define(device(index))?),
-                        None => (event::clock_kind::CUPTI, 0),
-                    };
-                    sink.event(event::ClockPair {
-                        start_ns: clocks.monotonic_ns as i64,
-                        clock,
-                        value_ns: clocks.other_ns as i64,
-                        uncertainty_ns: clocks.uncertainty_ns,
-                        device,
-                    })?;
-                }
-            }
-            inside::kind::MISSING => {
-                if let Some(missing) = Missing::read(record) {
-                    self.missing(&missing, sink)?;
-                }
-            }
-            _ => {}
-        }
-        Ok(None)
-    }
-
-    fn call<S: Sink>(&mut self, arguments: &Arguments<'_>, sink: &mut S) -> Result<(), S::Error> {
-        let call = &arguments.call;
-        let index = call.function as usize;
-        let Some(function) = self.functions.get(index) else { return Ok(()) };
-        self.taken[index].calls += 1;
-        let Some(process) = self.processes.get_mut(&upper(call.pid_tid)) else { return Ok(()) };
-        process.calls += 1;
-        let key = Key::new(call.time_ns, call.cpu, function.meaning.table());
-        // What is captured becomes part of a graph, whoever launches that.
-        let may_be_captured = process.objects.graphs.captures.are_under_way();
-        if self.scope.is_by_stack()
-            && !may_be_captured
-            && scope::is_of_launch(function.meaning)
-            && (matches!(call.stack, 0 | STACK_TOO_EARLY) || process.stacks.is_left_out(call.stack))
-        {
-            self.out_of_scope[index] += 1;
-            // It may have had a stack that would be in the scope.
-            if matches!(call.stack, 0 | STACK_TOO_EARLY) {
-                count_stackless(call.stack, &process.stacks, &mut process.stackless, &mut self.gaps);
-            }
-            if function.meaning.is_event() {
-                self.account.settle(key, Fate::LeftOut);
-                let has_return = function.meaning.wants_return(self.launch_durations);
-                if has_return || self.device_times != DeviceTimes::None {
-                    // What comes of it is left out too.
-                    let process_id = (process.id, process.pid);
-                    let thread = Thread::of(&mut process.threads, process_id, lower(call.pid_tid), sink)?;
-                    thread.leave_out(call, key, has_return);
-                }
-            }
-            return Ok(());
-        }
-        let thread = Thread::of(&mut process.threads, (process.id, process.pid), lower(call.pid_tid), sink)?;
-        // What is not below a call on the stack is not within it: that one has ended without being seen to.
-        thread.last = None;
-        while let Some(abandoned) = thread.take_abandoned(call.stack_pointer) {
-            self.gaps.calls_without_return += 1;
-            let mut teller = teller!(self, process);
-            self.events += teller.give_up(abandoned, sink)?;
-        }
-        if self.function_ids[index] == 0 {
-            self.function_ids[index] = define_function(&function.symbol, sink)?;
-        }
-        let stack = match call.stack {
-            0 | STACK_TOO_EARLY => {
-                if function.meaning.is_event() {
-                    count_stackless(call.stack, &process.stacks, &mut process.stackless, &mut self.gaps);
-                }
-                0
-            }
-            STACK_UNREADABLE => {
-                // The programs count theirs themselves.
-                self.unreadable_stacks += u64::from(call.cpu == NO_CPU);
-                0
-            }
-            STACK_LEFT_OUT => {
-                self.gaps.stacks_left_out += 1;
-                stacks::left_out(&mut self.stack_left_out, sink)?
-            }
-            hash => process.stacks.id(hash).unwrap_or_else(|| {
-                self.gaps.unknown_stacks += 1;
-                0
-            }),
-        };
-        thread.calls += 1;
-        let mut within = calls::Within {
-            function,
-            function_id: self.function_ids[index],
-            stack,
-            thread,
-            kernels: &mut process.kernels,
-            objects: &mut process.objects,
-            correlation: &mut process.correlation,
-            gaps: &mut self.gaps,
-            left_out: None,
-        };
-        let mut open = within.open(arguments, sink)?;
-        let is_left_out = match &within.left_out {
-            Some(shapes) if !may_be_captured => scope::keep_only(&mut open, |launch| !shapes.contains(&launch.shape)),
-            _ => false,
-        };
-        if is_left_out {
-            self.out_of_scope[index] += 1;
-            self.account.settle(key, Fate::LeftOut);
-            open = Open::Nothing;
-        }
-        if !is_left_out && matches!(open, Open::Nothing) {
-            return Ok(());
-        }
-        let has_return = function.meaning.wants_return(self.launch_durations);
-        let open = within.captured(arguments, open, has_return, sink)?;
-        let is_told_of = |called: &Called| match self.device_times {
-            DeviceTimes::None => false,
-            DeviceTimes::OfKernels => matches!(called.what, What::Launch { .. }),
-            DeviceTimes::OfAll => true,
-        };
-        thread.last = match is_left_out {
-            true => Some(Called::left_out(call.time_ns)),
-            false => open.called(process.kernels.last).filter(is_told_of),
-        };
-        if has_return {
-            thread.push(Pending {
-                function: call.function,
-                stack_pointer: call.stack_pointer,
-                start_ns: call.time_ns as i64,
-                key,
-                cupti: 0,
-                open,
-            });
-        } else {
-            let mut teller = teller!(self, process);
-            self.events += teller.tell(key, 0, open, sink)?;
-        }
-        Ok(())
-    }
-
-    fn returned<S: Sink>(&mut self, returned: &Return, sink: &mut S) -> Result<(), S::Error> {
-        let Some(taken) = self.taken.get_mut(returned.function as usize) else { return Ok(()) };
-        taken.returns += 1;
-        let Some(process) = self.processes.get_mut(&upper(returned.pid_tid)) else { return Ok(()) };
-        let Some(thread) = process.threads.get_mut(&lower(returned.pid_tid)) else {
-            self.gaps.returns_without_call += 1;
-            return Ok(());
-        };
-        // A call above this one on the list lies within it, and has ended with it.
-        while let Some(abandoned) = thread.take_abandoned(returned.stack_pointer.wrapping_sub(8 + 1)) {
-            self.gaps.calls_without_return += 1;
-            let mut teller = teller!(self, process);
-            self.events += teller.give_up(abandoned, sink)?;
-        }
-        let Some(pending) = thread.take_returned(returned) else {
-            self.gaps.returns_without_call += 1;
-            return Ok(());
-        };
-        let end = calls::End {
-            duration_ns: (returned.time_ns as i64).saturating_sub(pending.start_ns).max(0) as u64,
-            result: returned.result as i32,
-            outs: returned.outs,
-        };
-        let Pending { key, cupti, open, .. } = pending;
-        let fate = open.finish(&end, thread, &mut process.kernels, &mut process.objects, &mut self.work, sink)?;
-        let mut teller = teller!(self, process);
-        self.events += teller.settle(key, fate, cupti, sink)?;
-        if cupti != 0 && end.result != 0 {
-            process.objects.device.refused(cupti, &mut self.device);
-        }
-        let untold = process.objects.graphs.take_untold();
-        self.gaps.unknown_graph_changes += untold.changes;
-        self.gaps.captures_without_begin += untold.captures;
-        Ok(())
-    }
-
-    /// Writes a lifecycle event that was made elsewhere.
-    pub fn lifecycle_event<S: Sink>(&mut self, row: event::Lifecycle, sink: &mut S) -> Result<(), S::Error> {
-        sink.event(row)
-    }
-}
-
-/// Whose a record is: where that stands depends on its kind.
-pub(super) fn pid_of(kind: u32, record: &[u8]) -> Option<u32> {
-    let offset = match kind {
-        kind::STACK_BODY => offset_of!(StackBody, pid_tid),
-        kind::NATIVE_BODY => offset_of!(NativeBody, pid_tid),
-        kind::CODE => offset_of!(CodeRecord, pid_tid),
-        kind::TASK_BODY => offset_of!(TaskBody, pid_tid),
-        kind::TEXT_PIECE => offset_of!(TextPiece, pid_tid),
-        kind::RETURN => offset_of!(Return, pid_tid),
-        kind::SAMPLE => offset_of!(Sample, pid_tid),
-        kind::OFF_CPU => offset_of!(OffCpu, pid_tid),
-        inside::kind::CORRELATED => offset_of!(Correlated, pid_tid),
-        inside::kind::TEXT => offset_of!(Text, pid_tid),
-        inside::kind::KERNEL_RAN | inside::kind::COPY_RAN | inside::kind::SET_RAN | inside::kind::KERNEL_TIMED => {
-            offset_of!(Ran, pid_tid)
-        }
-        inside::kind::FUNCTION_NAME => offset_of!(FunctionName, pid_tid),
-        inside::kind::CLOCKS => offset_of!(Clocks, pid_tid),
-        inside::kind::MISSING => offset_of!(Missing, pid_tid),
-        inside::kind::RANGE => offset_of!(RangeTold, pid_tid),
-        _ => offset_of!(Call, pid_tid),
-    };
-    let word = record.get(offset..)?.first_chunk::<8>()?;
-    Some(upper(u64::from_ne_bytes(*word)))
-}
-
-fn process_id(processes: &FxHashMap<u32, Process>, pid: u32) -> u32 {
-    processes.get(&pid).map_or(0, |process| process.id)
-}
-
-fn define_function<S: Sink>(symbol: &str, sink: &mut S) -> Result<u32, S::Error> {
-    let name = sink.string(symbol)?;
-    let domain = match symbol.trim_start_matches('_') {
-        symbol if symbol.starts_with("cuda") => api_domain::RUNTIME,
-        symbol if symbol.starts_with("nccl") => api_domain::NCCL,
-        _ => api_domain::DRIVER,
-    };
-    sink.define(Function { name, domain, callback_id: 0 })
 }
 
 fn upper(pid_tid: u64) -> u32 {

@@ -12,7 +12,7 @@ use super::calls::Open;
 use super::kernels::Kernels;
 use super::objects::Objects;
 use super::thread::Pending;
-use super::{Collector, Notice, lower, process_id, upper};
+use super::{Collector, Notice, lower, upper};
 
 /// What writes the rows of calls and of what they have the device do.
 pub(super) struct Teller<'a> {
@@ -146,7 +146,7 @@ impl Collector {
         sink.event(event::Loss {
             start_ns: missing.since_ns as i64,
             duration_ns: missing.until_ns.saturating_sub(missing.since_ns),
-            process: process_id(&self.processes, upper(missing.pid_tid)),
+            process: self.process_id(upper(missing.pid_tid)),
             count: missing.count,
             kind: 0,
             cause,

@@ -24,7 +24,7 @@ use ktape_ebpf::wire::tally::{KINDS, SLOTS, Slot};
 use ktape_ebpf::wire::{Call, Lifecycle, Plain as _, Return, Sample, kind};
 use rustc_hash::{FxHashMap, FxHashSet};
 
-use super::super::events::pid_of;
+use super::super::events::records::pid_of;
 use super::mapping::Mapping;
 use super::pages::{self, Page};
 

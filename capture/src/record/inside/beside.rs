@@ -6,7 +6,8 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result};
 use ktape_format::Sink as _;
 
-use super::super::session::{RECORDS_A_ROUND, Session, monotonic_ns};
+use super::super::clocks::monotonic_ns;
+use super::super::session::{RECORDS_A_ROUND, Session};
 use super::Inside;
 use crate::collect::events::Notice;
 use crate::kernel::links::{Link, Program};
