@@ -121,7 +121,7 @@ pub(crate) const SPACES_A_PROCESSOR: u32 = 4;
 /// One walk's work space.
 #[repr(C)]
 pub(crate) struct Space {
-    /// 0 if it is free.
+    /// 0 if it is free, else its own number plus one.
     pub(crate) taken: u64,
     pub(crate) interpreter: Interpreter,
     /// The walked thread's program, as in [`SentKey`].

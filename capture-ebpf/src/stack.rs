@@ -94,7 +94,12 @@ fn take_space(target: *const Target, walked: Option<*const Walked>, fidelity: Fi
         let space = SPACES.get_ptr_mut(index)?;
         // SAFETY: a map's value, 8 bytes and aligned.
         let (_, taken) = unsafe {
-            atomic_cxchg::<u64, { AtomicOrdering::Relaxed }, { AtomicOrdering::Relaxed }>(&raw mut (*space).taken, 0, 1)
+            let number = u64::from(index) + 1;
+            atomic_cxchg::<u64, { AtomicOrdering::Relaxed }, { AtomicOrdering::Relaxed }>(
+                &raw mut (*space).taken,
+                0,
+                number,
+            )
         };
         if taken {
             // SAFETY: maps' values; the space is this program's until it is given back.
@@ -113,8 +118,10 @@ fn take_space(target: *const Target, walked: Option<*const Walked>, fidelity: Fi
                 (*space).epoch = epoch((pid_tid >> 32) as u32).wrapping_add((*space).rotation);
                 (*space).pid_tid = pid_tid;
                 (*space).bodies_lost = 0;
+                // Read where it was written: of a number that it knows the verifier goes through all that follows again for
+                // each space there is.
+                return Some((&raw const (*space).taken).read_volatile() as u32 - 1);
             }
-            return Some(index);
         }
         index += 1;
     }
