@@ -5,7 +5,8 @@
 //! and the counters are raised before that is asked for room, so that what it cannot take is known.
 //! `sampled` (`sample.rs`) looks at running threads, `switched` and `woken` (`offcpu.rs`) at those that do not run, where that was
 //! asked for. Where the whole node is recorded, `node.rs` makes a process that calls a target.
-//! `correlated` listens to a library inside a process, whose own calls of the driver are no call of the program's (`own.rs`). `forked`, `executed` and `exited` keep `TARGETS` true; `libraries` tells that a library came or went; `code_freed` sees to it
+//! `correlated` listens to a library inside a process, whose own calls of the driver are no call of the program's (`own.rs`), `ranged` (`range.rs`)
+//! where that tells of a range. `forked`, `executed` and `exited` keep `TARGETS` true; `libraries` tells that a library came or went; `code_freed` sees to it
 //! that what was said of a code object is not taken for true of the next one at its address, and that the interpreter of a process is known
 //! before that calls; `empty` is for the bench.
 
@@ -20,6 +21,7 @@ mod maps;
 mod node;
 mod offcpu;
 mod own;
+mod range;
 mod sample;
 mod sent;
 mod stack;

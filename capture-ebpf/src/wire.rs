@@ -57,6 +57,8 @@ pub mod kind {
     pub const SAMPLE: u32 = 12;
     /// [`super::OffCpu`]
     pub const OFF_CPU: u32 = 13;
+    /// [`super::RangeStack`]
+    pub const RANGE_STACK: u32 = 14;
     /// [`super::ListsCall`]
     pub const LISTS_CALL: u32 = 16;
     /// [`super::Correlated`]
@@ -458,6 +460,22 @@ pub mod life {
     const RUNTIME_BITS: u32 = 48;
 }
 
+/// Where a program names a range or mark of which a library inside of it is about to tell.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RangeStack {
+    /// `kind::RANGE_STACK`
+    pub kind: u32,
+    /// Always 0.
+    pub padding: u32,
+    /// When it begins, as the library has it; a thread's are all different.
+    pub time_ns: u64,
+    /// The process in the upper half, the thread in the lower.
+    pub pid_tid: u64,
+    /// The stack's hash, as of a [`Call`].
+    pub stack: u64,
+}
+
 /// What the programs could not say, by index of their counters.
 pub mod unsaid {
     /// A [`super::Lifecycle`] that found the ring buffer full.
@@ -677,8 +695,8 @@ macro_rules! plain {
     )* };
 }
 plain!(
-    Call, StackCall, MemoryCall, ListsCall, Return, Correlated, StackBody, NativeBody, TaskBody, Lifecycle, Sample,
-    OffCpu, RawFrame
+    Call, StackCall, MemoryCall, ListsCall, Return, Correlated, RangeStack, StackBody, NativeBody, TaskBody, Lifecycle,
+    Sample, OffCpu, RawFrame
 );
 
 #[cfg(test)]

@@ -1,6 +1,6 @@
-//! The site at which the correlation ids of calls are announced to an eBPF probe.
+//! The sites at which eBPF probes hear what this process does: the correlation ids of calls, and ranges.
 //!
-//! Its first instruction is a `nop` of five bytes, so that the kernel can put a probe's call there in place of a trap: a third of
+//! The first instruction of each is a `nop` of five bytes, so that the kernel can put a probe's call there in place of a trap: a third of
 //! what a probe costs elsewhere (USDT sites are made like that). Without a probe it is a call and a return.
 
 /// Announces the id of the call that this thread is in, or has just made. With an id of 0 it announces how far from the thread pointer the
@@ -8,6 +8,14 @@
 #[unsafe(no_mangle)]
 #[unsafe(naked)]
 pub extern "C" fn ktape_correlated(correlation_id: u32, word: u64) {
+    std::arch::naked_asm!(".byte 0x0f, 0x1f, 0x44, 0x00, 0x00", "ret")
+}
+
+/// Announces that a range or mark begins, of which its thread tells next: the probe takes the stack. The argument is where a probe
+/// finds it: `rdi`.
+#[unsafe(no_mangle)]
+#[unsafe(naked)]
+pub extern "C" fn ktape_ranged(time_ns: u64) {
     std::arch::naked_asm!(".byte 0x0f, 0x1f, 0x44, 0x00, 0x00", "ret")
 }
 

@@ -19,7 +19,7 @@ use ktape_ebpf::wire::Plain as _;
 use ktape_ebpf::wire::tally;
 
 use crate::calls::Caller;
-use crate::{clock, guest, rings};
+use crate::{announce, clock, guest, rings};
 
 /// `NVTX_ETID_CALLBACKS`
 const CALLBACKS: u32 = 1;
@@ -348,14 +348,19 @@ fn tell(said: Said<'_>) {
             range::MARK => tally::MARK,
             _ => 0,
         };
+        let guest = guest::current();
+        // Beside probes these take its stack.
+        let is_walked_here = guest.is_some_and(|guest| guest.calls);
+        if table != 0 && !is_walked_here {
+            announce::ktape_ranged(time_ns);
+        }
         rings::with_ring(table, time_ns, |ring| {
-            let guest = guest::current();
             let writer = &mut ring.writer;
             if table != 0 {
                 writer.seen(table, time_ns);
             }
             // Who asks for the stack of what ends a range has that of its beginning.
-            let stack = match guest.filter(|_| table != 0) {
+            let stack = match guest.filter(|_| table != 0 && is_walked_here) {
                 Some(guest) => {
                     let caller = ring.caller.get_or_insert_with(|| Box::new(Caller::new(guest.pid)));
                     caller.stack(guest, writer)

@@ -40,6 +40,8 @@ pub enum Program {
     CodeFreed,
     /// The word of a library inside a process which number a call has in CUPTI.
     Correlated,
+    /// The word of a library inside a process that it is about to tell of a range.
+    Ranged,
     /// Nothing, for [`Kernel::load_with_empty`](super::programs::Kernel::load_with_empty).
     Empty,
 }
@@ -55,6 +57,7 @@ pub(super) const RECORDING: &[Named] = &[
     (Program::Libraries, "libraries"),
     (Program::CodeFreed, "code_freed"),
     (Program::Correlated, "correlated"),
+    (Program::Ranged, "ranged"),
 ];
 
 /// The same, and what their cost is compared with.

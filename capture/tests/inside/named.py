@@ -85,9 +85,7 @@ def end(name, number, began, by):
 
 
 def main():
-    # Until the recorder has found the interpreter, words have no stack.
     nvtx.mark("ready")
-    time.sleep(1.5)
     if "cuda" in sys.argv:
         assert ctypes.CDLL("libcuda.so.1").cuInit(0) == 0
     threads = [threading.Thread(target=work, args=(100,)) for _ in range(4)]

@@ -1,6 +1,7 @@
 //! NVTX: what a program names is on the tape as it named it. With the real NVTX, as PyPI's `nvtx` has it compiled in.
 
 use std::collections::BTreeMap;
+use std::os::unix::process::CommandExt as _;
 use std::path::PathBuf;
 
 use ktape_format::definition::{Frame, Thread};
@@ -32,6 +33,13 @@ struct Row {
     end_ns: Option<i64>,
     stack: Vec<String>,
     args: String,
+}
+
+/// Who records.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum User {
+    Root,
+    Nobody,
 }
 
 type Key = (String, String, String, i64);
@@ -76,12 +84,18 @@ fn rows(tape: &Contents) -> BTreeMap<Key, Vec<Row>> {
     rows
 }
 
-/// Records the program, and holds the tape against what it says.
-fn compare(test: &str, options: &[&str], arguments: &[&str]) {
+/// Records the program, as this user or as one without privileges, and holds the tape against what it says.
+fn compare(test: &str, user: User, options: &[&str], arguments: &[&str]) {
     let Some((scene, site)) = scene(test) else { return };
     let file = scene.path("said");
     let arguments = [&[&*site, file.to_str().expect("a plain name")], arguments].concat();
-    let Outcome { summary, .. } = scene.run(options, PROGRAM, &arguments);
+    let mut command = scene.command(options, PROGRAM, &arguments);
+    if user == User::Root {
+        command.uid(0).gid(0);
+    }
+    let output = command.output().expect("capture starts");
+    assert!(output.status.success(), "{output:?}");
+    let summary: serde_json::Value = serde_json::from_slice(&output.stdout).expect("a summary");
     let tape = scene.tape();
     let mut rows = rows(&tape);
     let text = std::fs::read_to_string(file).expect("what the program says");
@@ -126,12 +140,23 @@ fn compare(test: &str, options: &[&str], arguments: &[&str]) {
 
 #[test]
 fn ranges_are_on_the_tape_as_the_program_named_them_although_no_driver_comes() {
-    compare("NVTX", &["--collector", "inside", "--nvtx"], &[]);
+    compare("NVTX", User::Nobody, &["--collector", "inside", "--nvtx"], &[]);
 }
 
 #[test]
 fn ranges_are_told_before_and_after_the_driver_comes() {
-    compare("NVTX and CUDA", &["--device-time", "cupti", "--nvtx"], &["cuda"]);
+    compare("NVTX and CUDA", User::Nobody, &["--device-time", "cupti", "--nvtx"], &["cuda"]);
+}
+
+#[test]
+fn beside_probes_ranges_have_their_stacks_from_these() {
+    if !rustix::process::geteuid().is_root() {
+        skip("NVTX beside probes: recording needs root");
+        return;
+    }
+    for options in [&["--collector", "outside", "--nvtx"][..], &["--device-time", "cupti", "--nvtx"]] {
+        compare("NVTX beside probes", User::Root, options, &["cuda"]);
+    }
 }
 
 #[test]

@@ -160,6 +160,8 @@ pub struct Collector {
     device_times: DeviceTimes,
     device: DeviceCounts,
     ranges: RangeCounts,
+    /// Whether the stacks of ranges and marks come from elsewhere than their words.
+    range_stacks: bool,
     unknown: Unknown,
     /// Of the call that is being written.
     work: Vec<Work>,
@@ -225,6 +227,7 @@ impl Collector {
             device_times: DeviceTimes::None,
             device: DeviceCounts::default(),
             ranges: RangeCounts::default(),
+            range_stacks: false,
             unknown: Unknown::default(),
             work: Vec::new(),
             further_sources: BTreeMap::new(),
@@ -234,6 +237,11 @@ impl Collector {
     /// From now on the device's own times are told.
     pub fn expect_device_times(&mut self, times: DeviceTimes) {
         self.device_times = times;
+    }
+
+    /// From now on the stacks of ranges and marks are told by programs, each before its word is taken.
+    pub fn expect_range_stacks(&mut self) {
+        self.range_stacks = true;
     }
 
     /// What became of what the device did.

@@ -4,13 +4,13 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use ktape_ebpf::inside::{RangeTold, range};
-use ktape_ebpf::wire::{Plain as _, STACK_TOO_EARLY, STACK_UNREADABLE};
+use ktape_ebpf::wire::{Plain as _, RangeStack, STACK_LEFT_OUT, STACK_TOO_EARLY, STACK_UNREADABLE};
 use ktape_format::{Sink, definition};
 
 use super::super::inside::ranges::{Books, RangeCounts, Said};
 use super::gaps::count_stackless;
 use super::thread::Thread;
-use super::{Collector, Notice, books, lower, upper};
+use super::{Collector, Notice, books, lower, stacks, upper};
 
 impl Collector {
     /// What became of ranges and marks.
@@ -30,24 +30,55 @@ impl Collector {
         let Some(process) = self.processes.get_mut(&pid) else { return Ok(Some(Notice::Unknown(pid))) };
         let tid = lower(told.pid_tid);
         let thread = Thread::of(&mut process.threads, (process.id, process.pid), tid, sink)?.id;
-        let stack = match told.stack {
-            0 | STACK_TOO_EARLY => {
-                if matches!(told.what, range::PUSH | range::START | range::MARK) {
-                    count_stackless(told.stack, &process.stacks, &mut process.stackless, &mut self.gaps);
-                }
-                0
-            }
-            // Counted where it could not be read.
-            STACK_UNREADABLE => 0,
-            hash => process.stacks.id(hash).unwrap_or_else(|| {
+        let begins = matches!(told.what, range::PUSH | range::START | range::MARK);
+        let stack = if !begins {
+            0
+        } else if self.range_stacks {
+            process.ranges.take_stack(tid, told.time_ns).unwrap_or_else(|| {
                 self.gaps.unknown_stacks += 1;
                 0
-            }),
+            })
+        } else {
+            self.stack(pid, told.stack, sink)?
         };
+        let Some(process) = self.processes.get_mut(&pid) else { return Ok(None) };
         let text = |id| text(id).map_or_else(|| Rc::from(""), |text| Rc::from(&*text));
         let said = Said { told, thread, domain: text(told.domain), name: text(told.name), stack };
         process.ranges.take(said, &mut books!(self), sink)?;
         Ok(None)
+    }
+
+    /// Takes the stack of a range or mark of which a word is to come.
+    pub(super) fn range_stack<S: Sink>(&mut self, told: &RangeStack, sink: &mut S) -> Result<(), S::Error> {
+        let pid = upper(told.pid_tid);
+        let stack = self.stack(pid, told.stack, sink)?;
+        if let Some(process) = self.processes.get_mut(&pid) {
+            process.ranges.expect(lower(told.pid_tid), told.time_ns, stack);
+        }
+        Ok(())
+    }
+
+    /// The definition of a stack that a process has told; 0, and counted, where it has none.
+    fn stack<S: Sink>(&mut self, pid: u32, hash: u64, sink: &mut S) -> Result<u32, S::Error> {
+        let Some(process) = self.processes.get_mut(&pid) else { return Ok(0) };
+        Ok(match hash {
+            0 | STACK_TOO_EARLY => {
+                count_stackless(hash, &process.stacks, &mut process.stackless, &mut self.gaps);
+                0
+            }
+            STACK_UNREADABLE => {
+                self.unreadable_stacks += 1;
+                0
+            }
+            STACK_LEFT_OUT => {
+                self.gaps.stacks_left_out += 1;
+                stacks::left_out(&mut self.stack_left_out, sink)?
+            }
+            hash => process.stacks.id(hash).unwrap_or_else(|| {
+                self.gaps.unknown_stacks += 1;
+                0
+            }),
+        })
     }
 
     /// A thread has ended, and all of its words about ranges came.

@@ -7,8 +7,8 @@ use std::mem::offset_of;
 
 use ktape_ebpf::inside::{self, Clocks, Correlated, FunctionName, Missing, Ran, RangeTold, Text};
 use ktape_ebpf::wire::{
-    Call, CodeRecord, Lifecycle, ListsCall, MemoryCall, NAME_BYTES, NativeBody, OffCpu, Plain as _, Return, Sample,
-    StackBody, StackCall, TaskBody, TextPiece, kind,
+    Call, CodeRecord, Lifecycle, ListsCall, MemoryCall, NAME_BYTES, NativeBody, OffCpu, Plain as _, RangeStack, Return,
+    Sample, StackBody, StackCall, TaskBody, TextPiece, kind,
 };
 use ktape_format::{Sink, event};
 
@@ -129,6 +129,11 @@ impl Collector {
                     return self.lifecycle(&life, sink);
                 }
             }
+            kind::RANGE_STACK => {
+                if let Some(told) = RangeStack::read(record) {
+                    self.range_stack(&told, sink)?;
+                }
+            }
             inside::kind::CORRELATED => {
                 if let Some(correlated) = Correlated::read(record) {
                     self.correlated(&correlated, sink)?;
@@ -180,6 +185,7 @@ pub(in super::super) fn pid_of(kind: u32, record: &[u8]) -> Option<u32> {
         kind::RETURN => offset_of!(Return, pid_tid),
         kind::SAMPLE => offset_of!(Sample, pid_tid),
         kind::OFF_CPU => offset_of!(OffCpu, pid_tid),
+        kind::RANGE_STACK => offset_of!(RangeStack, pid_tid),
         inside::kind::CORRELATED => offset_of!(Correlated, pid_tid),
         inside::kind::TEXT => offset_of!(Text, pid_tid),
         inside::kind::KERNEL_RAN | inside::kind::COPY_RAN | inside::kind::SET_RAN | inside::kind::KERNEL_TIMED => {

@@ -74,9 +74,25 @@ pub(in super::super) struct Ranges {
     words: FxHashMap<u32, u64>,
     /// How many are open.
     open: usize,
+    /// The stacks of those of which no word came yet, by thread and when they begin.
+    stacks: FxHashMap<(u32, u64), u32>,
 }
 
 impl Ranges {
+    /// Keeps the stack of a range or mark that begins at this time, until its word comes.
+    pub(in super::super) fn expect(&mut self, tid: u32, time_ns: u64, stack: u32) {
+        // Of words that are lost nobody takes the stacks.
+        if self.stacks.len() >= MOST_OPEN {
+            self.stacks.clear();
+        }
+        self.stacks.insert((tid, time_ns), stack);
+    }
+
+    /// The stack that was kept of one that begins at this time.
+    pub(in super::super) fn take_stack(&mut self, tid: u32, time_ns: u64) -> Option<u32> {
+        self.stacks.remove(&(tid, time_ns))
+    }
+
     /// Takes a word; writes the rows that it completes.
     pub(in super::super) fn take<S: Sink>(
         &mut self,
@@ -170,6 +186,7 @@ impl Ranges {
             keep(DefinitionKind::Thread, said.thread);
             keep(DefinitionKind::Stack, said.stack);
         }
+        self.stacks.values().for_each(|&stack| keep(DefinitionKind::Stack, stack));
     }
 
     /// Writes what a thread has pushed; returns how many these were.

@@ -1,6 +1,8 @@
 //! The inside collector beside the eBPF programs: these see the calls, the libraries tell what the device did, or what the program
 //! names.
 
+use std::fs::File;
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result};
@@ -15,27 +17,34 @@ use crate::target::libraries;
 
 /// How long after the end of a recording what the device did may still come.
 pub(in super::super) const LAST_WORDS: Duration = Duration::from_millis(500);
-/// What the library calls with CUPTI's number of a call.
-const SITE: &str = "ktape_correlated";
+/// What libraries tell waits at most so long for what the programs told before.
+const MOST_BEHIND_NS: u64 = 1_000_000_000;
 
 impl Session {
-    /// Makes the directory, and sets the probe at which libraries announce the numbers of calls.
+    /// Makes the directory, and sets the probes at which libraries announce what they do.
     pub(in super::super) fn begin_inside(&mut self) -> Result<()> {
         let Some((options, library)) = self.options.inside.clone() else { return Ok(()) };
-        let inside = Inside::begin(&options, &library, &self.functions)?;
-        if !options.announce {
-            self.inside = Some(inside);
-            return Ok(());
+        self.inside = Some(Inside::begin(&options, &library, &self.functions)?);
+        if options.announce {
+            self.listen(&library, Program::Correlated, "ktape_correlated")?;
+            self.collector.expect_device_times(options.device_time.told());
         }
-        let file = std::fs::File::open(&library).with_context(|| library.display().to_string())?;
+        if options.ranges {
+            self.listen(&library, Program::Ranged, "ktape_ranged")?;
+            self.collector.expect_range_stacks();
+        }
+        Ok(())
+    }
+
+    /// Sets a probe at what the library calls to announce something.
+    fn listen(&mut self, library: &Path, program: Program, symbol: &str) -> Result<()> {
+        let file = File::open(library).with_context(|| library.display().to_string())?;
         let path = libraries::open_path(&file);
-        let sites = self.sites(&path, &[SITE])?;
-        let site = sites.sites.first().with_context(|| format!("{}: no {SITE}", library.display()))?;
-        let link = Link { program: Program::Correlated, symbol: SITE, file_offset: site.file_offset, cookie: 0 };
+        let sites = self.sites(&path, &[symbol])?;
+        let site = sites.sites.first().with_context(|| format!("{}: no {symbol}", library.display()))?;
+        let link = Link { program, symbol, file_offset: site.file_offset, cookie: 0 };
         let refused = self.kernel.attach(&[link], &path)?.refused;
         anyhow::ensure!(refused.is_empty(), "{}: no probe at {}", library.display(), refused.join(", "));
-        self.collector.expect_device_times(options.device_time.told());
-        self.inside = Some(inside);
         Ok(())
     }
 
@@ -48,8 +57,9 @@ impl Session {
     pub(in super::super) fn drain_inside(&mut self) -> Result<()> {
         let Some(mut inside) = self.inside.take() else { return Ok(()) };
         let mut troubles = Vec::new();
-        // Before it is looked for new rings: up to then nothing is missing.
-        let now_ns = monotonic_ns() as u64;
+        // Up to then all that the programs told was taken, so that what meets it finds it; and nothing of new rings is missing either. A
+        // recorder that never gets to the end of what they tell does not let the rings run over for that.
+        let horizon_ns = self.drained_ns.max((monotonic_ns() as u64).saturating_sub(MOST_BEHIND_NS));
         inside.look(&mut troubles);
         loop {
             let mut unknown = false;
@@ -57,7 +67,7 @@ impl Session {
                 unknown |= matches!(notice, Notice::Unknown(_));
                 Ok(())
             };
-            let taken = inside.take(now_ns, RECORDS_A_ROUND, &mut self.collector, &mut self.tape, hear)?;
+            let taken = inside.take(horizon_ns, RECORDS_A_ROUND, &mut self.collector, &mut self.tape, hear)?;
             if unknown {
                 // The programs do not know it yet, or no more. Loss rows say how many.
                 troubles.push("what the device did for a process that is not known was left out".to_owned());
