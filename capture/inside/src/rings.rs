@@ -17,7 +17,8 @@ use std::ffi::c_void;
 use std::io::ErrorKind;
 use std::ptr::null;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering, compiler_fence};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::thread::LocalKey;
 
 use ktape_ebpf::inside::ring::Writer;
 use ktape_ebpf::wire::tally::{self, KINDS, SLOTS};
@@ -68,23 +69,20 @@ const NO_ACCOUNT: *const Account = std::ptr::without_provenance(align_of::<Accou
 static PLACES: Mutex<Places> = Mutex::new(Places { known: Vec::new(), accounts: Vec::new(), gone: cost::Sum::NOTHING });
 
 struct Places {
-    known: Vec<Known>,
-    accounts: Vec<KnownAccount>,
+    known: Vec<Known<Place>>,
+    accounts: Vec<Known<Account>>,
     /// What the library took of threads that have ended.
     gone: cost::Sum,
 }
 
-#[derive(PartialEq)]
-struct Known(*const Place);
+/// What a thread has of these, for others: with the list locked, without which it does not go away.
+struct Known<T>(*const T);
 
-// SAFETY: other threads look at the flag and the mapping only, and with the list locked, without which it does not go away.
-unsafe impl Send for Known {}
+// SAFETY: others look at the flag and the mapping only.
+unsafe impl Send for Known<Place> {}
 
-#[derive(PartialEq)]
-struct KnownAccount(*const Account);
-
-// SAFETY: atomic words, which other threads read with the list locked, without which it does not go away.
-unsafe impl Send for KnownAccount {}
+// SAFETY: atomic words.
+unsafe impl Send for Known<Account> {}
 
 /// Numbers the process's rings.
 static NEXT: AtomicU32 = AtomicU32::new(0);
@@ -171,7 +169,7 @@ fn with_account(change: impl FnOnce(&Account)) {
         let mut places = PLACES.lock().unwrap_or_else(PoisonError::into_inner);
         let account = Box::into_raw(Box::<Account>::default()).cast_const();
         set_specific(&ACCOUNT_KEY, account.cast());
-        places.accounts.push(KnownAccount(account));
+        places.accounts.push(Known(account));
         ACCOUNT.set(account);
     }
     let mine = ACCOUNT.get();
@@ -190,7 +188,7 @@ pub(crate) fn is_cuptis_thread() {
 pub(crate) fn cost_of_others() -> cost::Sum {
     let places = PLACES.lock().unwrap_or_else(PoisonError::into_inner);
     let mut sum = places.gone;
-    for KnownAccount(account) in places.accounts.iter().filter(|known| known.0 != ACCOUNT.get()) {
+    for Known(account) in places.accounts.iter().filter(|known| known.0 != ACCOUNT.get()) {
         // SAFETY: in the list, so it is there.
         sum.add(unsafe { &**account });
     }
@@ -295,38 +293,41 @@ pub(crate) fn prepare() {
     }
 }
 
-/// Ends the account of a thread that ends. What other destructors of the thread have to tell after this goes into a new one.
+/// Ends the account of a thread that ends.
 extern "C" fn account_ends(account: *mut c_void) {
-    if guest::is_child() {
-        return;
-    }
-    let account = account.cast::<Account>().cast_const();
-    ACCOUNT.set(null());
-    let mut places = PLACES.lock().unwrap_or_else(PoisonError::into_inner);
-    places.accounts.retain(|known| known.0 != account);
-    // SAFETY: made by `with_account`, no longer in the list, and nobody else's.
-    let account = unsafe { Box::from_raw(account.cast_mut()) };
+    let taken = take_out(&ACCOUNT, account, |places| &mut places.accounts);
+    let Some((account, mut places)) = taken else { return };
     places.gone.add(&account);
 }
 
-/// Ends the ring of a thread that ends. What other destructors of the thread have to tell after this goes into a new one.
+/// Ends the ring of a thread that ends.
 extern "C" fn thread_ends(place: *mut c_void) {
-    // A child has its parent's rings mapped, and they are not its own.
-    if guest::is_child() {
-        return;
-    }
-    let place = place.cast::<Place>().cast_const();
-    MINE.set(null());
-    let mut places = PLACES.lock().unwrap_or_else(PoisonError::into_inner);
-    places.known.retain(|known| known.0 != place);
-    // SAFETY: made by `new_place`, no longer in the list, and nobody else's.
-    let place = unsafe { Box::from_raw(place.cast_mut()) };
+    let Some((place, places)) = take_out(&MINE, place, |places| &mut places.known) else { return };
     if guest::is_listening() {
         place.ring.into_inner().writer.end();
     }
     // The mapping goes with the list still locked: `give_back` is not at it.
     drop(place.mapping);
     drop(places);
+}
+
+/// Takes what a thread that ends has out of its list, which stays locked. What other destructors of the thread have to tell after this
+/// goes into a new one.
+fn take_out<T>(
+    mine: &'static LocalKey<Cell<*const T>>,
+    it: *mut c_void,
+    list: impl FnOnce(&mut Places) -> &mut Vec<Known<T>>,
+) -> Option<(Box<T>, MutexGuard<'static, Places>)> {
+    // A child has its parent's rings mapped, and they are not its own.
+    if guest::is_child() {
+        return None;
+    }
+    let it = it.cast::<T>().cast_const();
+    mine.set(null());
+    let mut places = PLACES.lock().unwrap_or_else(PoisonError::into_inner);
+    list(&mut places).retain(|known| known.0 != it);
+    // SAFETY: made by `new_place` or `with_account`, no longer in the list, and nobody else's.
+    Some((unsafe { Box::from_raw(it.cast_mut()) }, places))
 }
 
 /// Gives the memory of all rings back, when nobody listens any more: their files are nobody's then. A thread that is writing just

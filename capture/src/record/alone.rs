@@ -4,7 +4,6 @@
 //! A command's own process may be looked into by whoever started it, so its Python is found from here as there, and told to the
 //! library, which walks its stacks. What needs the kernel's eyes is not there: CPU samples, time off the processor, native frames.
 
-use std::collections::BTreeMap;
 use std::hash::BuildHasher as _;
 use std::os::fd::{AsFd as _, OwnedFd};
 use std::os::unix::process::ExitStatusExt as _;
@@ -17,7 +16,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result};
 use ktape_ebpf::python::Interpreter;
 use ktape_ebpf::wire::tally::Slot;
-use ktape_ebpf::wire::{Counters, Spent};
+use ktape_ebpf::wire::{Counters, OutOfScope, Spent};
 use ktape_format::event::{self, lifecycle_kind};
 use ktape_format::table::DefinitionKind;
 use ktape_format::{Sink as _, definition::property};
@@ -33,6 +32,7 @@ use super::losses::Losses;
 use super::output::Output;
 use super::processes::{has_ended, identity_of, pidfd_of};
 use super::python::PROVEN_WITHIN;
+use super::scope::out_of_scope;
 use super::session::end::end_gpu_counters;
 use super::session::{CLOCKS, LOOK_AGAIN, Options, Progress, RECORDS_A_ROUND, TELL_LOSSES};
 use super::summary::Summary;
@@ -42,7 +42,6 @@ use crate::collect::events::{Collector, LostCalls, Notice};
 use crate::collect::nvml::GpuCounters;
 use crate::kernel::traps::Traps;
 use crate::probes::functions::{self, Probed};
-use crate::probes::groups::Group;
 use crate::python::find::{self, Refusal};
 use crate::target::libraries::{self, kind_of};
 use crate::target::maps;
@@ -207,7 +206,8 @@ impl Alone {
         write_clocks(&mut self.tape)?;
         let blind_spots = self.tell_blind_spots()?;
         let counted = self.inside.counted();
-        let (out_of_scope, left_out) = out_of_scope(&self.functions, &self.collector);
+        let nothing = |_| Ok(OutOfScope::default());
+        let (out_of_scope, left_out) = out_of_scope(&self.functions, &self.collector, nothing)?;
         let seen = sum_of_calls(&counted, |slot| &slot.seen) - left_out;
         self.losses.of_rings(&counted.lost);
         let sealed = self.tape.seal();
@@ -544,18 +544,6 @@ impl Alone {
             Err(error) => Err(error).context("waiting for processes"),
         }
     }
-}
-
-/// Calls that the scope has left out, by group; and how many of them have been counted as seen.
-fn out_of_scope(functions: &[Probed], collector: &Collector) -> (BTreeMap<Group, u64>, u64) {
-    let (mut groups, mut seen) = (BTreeMap::new(), 0);
-    for (function, &calls) in functions.iter().zip(collector.out_of_scope()).filter(|(_, calls)| **calls > 0) {
-        seen += if function.meaning.is_event() { calls } else { 0 };
-        if let Some(group) = function.meaning.group() {
-            *groups.entry(group).or_default() += calls;
-        }
-    }
-    (groups, seen)
 }
 
 /// Whether a process has libcuda mapped. What cannot be looked into has not.

@@ -17,7 +17,7 @@ use rustc_hash::FxHashMap;
 
 use super::clocks::monotonic_ns;
 use super::files::What;
-use super::scope::Scope;
+use super::scope::{Scope, out_of_scope};
 use super::session::Session;
 use crate::kernel::mappings::Mappings;
 use crate::probes::groups::Group;
@@ -143,22 +143,12 @@ impl Session {
         Ok(())
     }
 
-    /// Calls that the scope has left out, by group; and how many of them the probes have counted as seen.
+    /// See [`out_of_scope`].
     pub(super) fn out_of_scope(&mut self) -> Result<(BTreeMap<Group, u64>, u64)> {
-        let (mut groups, mut seen) = (BTreeMap::new(), 0);
-        for ((index, function), came) in self.functions.iter().enumerate().zip(self.collector.out_of_scope()) {
-            let Some(group) = function.meaning.group() else { continue };
-            let OutOfScope { of_processes, of_calls } = match self.kernel.node() {
-                Some(counted) => counted.out_of_scope(index)?,
-                None => OutOfScope::default(),
-            };
-            seen += of_calls + came;
-            let calls = of_processes + of_calls + came;
-            if calls > 0 {
-                *groups.entry(group).or_default() += calls;
-            }
-        }
-        Ok((groups, seen))
+        out_of_scope(&self.functions, &self.collector, |function| match self.kernel.node() {
+            Some(counted) => Ok(counted.out_of_scope(function)?),
+            None => Ok(OutOfScope::default()),
+        })
     }
 
     /// Looks for the Python of a process that may call soon: a call that comes before it is known has no stack.

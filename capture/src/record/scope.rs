@@ -1,13 +1,16 @@
 //! What of a node is recorded: as it is asked for, as the eBPF programs are told it, and as it is decided for processes that run
 //! already.
 
+use std::collections::BTreeMap;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Component, Path, PathBuf};
 
 use anyhow::{Context as _, Result, ensure};
 use ktape_ebpf::scope::{self, COMM_BYTES, Group as WireGroup, MOST_COMMS, MOST_GROUPS, MOST_PIDS, Pattern};
+use ktape_ebpf::wire::OutOfScope;
 
-use crate::collect::events::LaunchScope;
+use crate::collect::events::{Collector, LaunchScope};
+use crate::probes::functions::Probed;
 use crate::probes::groups::Group;
 use crate::target::process::Process;
 
@@ -72,6 +75,27 @@ impl Scope {
             && (self.comms.is_empty() || self.comms.iter().any(is_named))
             && (self.cgroups.is_empty() || self.cgroups.iter().any(is_below))
     }
+}
+
+/// Calls that were left out, by group, and how many of them have been counted as seen: those that the collector left out, and what the
+/// programs say of each function.
+pub(super) fn out_of_scope(
+    functions: &[Probed],
+    collector: &Collector,
+    mut of_programs: impl FnMut(usize) -> Result<OutOfScope>,
+) -> Result<(BTreeMap<Group, u64>, u64)> {
+    let (mut groups, mut seen) = (BTreeMap::new(), 0);
+    for ((index, function), came) in functions.iter().enumerate().zip(collector.out_of_scope()) {
+        // What has no group is no event, and not counted as one.
+        let Some(group) = function.meaning.group() else { continue };
+        let OutOfScope { of_processes, of_calls } = of_programs(index)?;
+        seen += of_calls + came;
+        let calls = of_processes + of_calls + came;
+        if calls > 0 {
+            *groups.entry(group).or_default() += calls;
+        }
+    }
+    Ok((groups, seen))
 }
 
 /// A name as the kernel has it.

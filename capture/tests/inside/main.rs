@@ -4,6 +4,8 @@
 //! Needs the stand-ins (`fixtures/simcuda/build.sh`), the library (`cargo build -p ktape-inside`) and a Python that any user may run.
 //! What is not there is said, and the test skipped, unless `KTAPE_REQUIRE_LIVE` is set.
 
+#[path = "../live/common.rs"]
+mod common;
 mod events;
 mod named;
 mod programs;

@@ -1,21 +1,15 @@
 //! The programs that are recorded.
 
-/// What sets the driver up, and a program behind it.
-macro_rules! with_driver {
+use super::common::with_driver;
+
+/// A program behind what it works with: two kernels, memory of the device and of the host, two streams; `launch` returns the driver's
+/// word.
+macro_rules! with_streams {
     ($program:literal) => {
-        concat!(
+        with_driver!(concat!(
             r#"
-import ctypes, os, signal, sys
+import os, signal
 from ctypes import c_size_t
-cu = ctypes.CDLL("libcuda.so.1")
-def check(code):
-    if code: raise SystemExit(f"CUresult {code}")
-def handle(function, *arguments):
-    out = ctypes.c_void_p()
-    check(function(ctypes.byref(out), *arguments))
-    return out
-check(cu.cuInit(0))
-check(cu.cuCtxSetCurrent(handle(cu.cuDevicePrimaryCtxRetain, 0)))
 module = handle(cu.cuModuleLoadData, b"SIMCUDA-IMAGE\nkernel gemm\nkernel softmax\n")
 gemm, softmax = handle(cu.cuModuleGetFunction, module, b"gemm"), handle(cu.cuModuleGetFunction, module, b"softmax")
 memory = handle(cu.cuMemAlloc_v2, c_size_t(1 << 20))
@@ -25,7 +19,7 @@ def launch(function, blocks, stream):
     return cu.cuLaunchKernel(function, blocks, 1, 1, 128, 1, 1, 64, stream, None, None)
 "#,
             $program
-        )
+        ))
     };
 }
 
@@ -41,7 +35,7 @@ finally:
 "#;
 
 /// Kernels, copies and memsets in two streams, as often as the argument says.
-pub(crate) const WORK: &str = with_driver!(
+pub(crate) const WORK: &str = with_streams!(
     r#"
 for index in range(int(sys.argv[1])):
     check(launch(gemm, 16 + index % 3, first))
@@ -58,7 +52,7 @@ check(cu.cuCtxSynchronize())
 );
 
 /// Launches, and is killed while they are under way.
-pub(crate) const KILLED: &str = with_driver!(
+pub(crate) const KILLED: &str = with_streams!(
     r#"
 for index in range(int(sys.argv[1])):
     check(launch(gemm, 16, first))
@@ -69,7 +63,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 );
 
 /// Launches that the driver refuses, among others.
-pub(crate) const REFUSED: &str = with_driver!(
+pub(crate) const REFUSED: &str = with_streams!(
     r#"
 for index in range(3):
     assert cu.cuLaunchKernel(gemm, 0, 1, 1, 128, 1, 1, 64, first, None, None) != 0
@@ -79,7 +73,7 @@ check(cu.cuCtxSynchronize())
 );
 
 /// Launches, prints the environment of a child to a file, and has a child launch.
-pub(crate) const PARENT: &str = with_driver!(
+pub(crate) const PARENT: &str = with_streams!(
     r#"
 import subprocess
 check(launch(gemm, 16, first))
@@ -91,7 +85,7 @@ check(cu.cuCtxSynchronize())
 );
 
 /// A graph of one kernel, and one that is empty, launched as often as the argument says.
-pub(crate) const FULL_AND_EMPTY_GRAPHS: &str = with_driver!(
+pub(crate) const FULL_AND_EMPTY_GRAPHS: &str = with_streams!(
     r#"
 def graph_of(capture):
     check(cu.cuStreamBeginCapture_v2(first, 0))
@@ -107,7 +101,7 @@ check(cu.cuCtxSynchronize())
 );
 
 /// Prints what CUDA says of what it does, and ends with the code that the argument says.
-pub(crate) const UNNOTICED: &str = with_driver!(
+pub(crate) const UNNOTICED: &str = with_streams!(
     r#"
 runtime = ctypes.CDLL("libcudart.so.12")
 for index in range(20):
@@ -120,7 +114,7 @@ sys.exit(int(sys.argv[1]))
 );
 
 /// A graph of two kernels and a memset, launched as often as the argument says.
-pub(crate) const GRAPHS: &str = with_driver!(
+pub(crate) const GRAPHS: &str = with_streams!(
     r#"
 check(cu.cuStreamBeginCapture_v2(first, 0))
 check(launch(gemm, 16, first))

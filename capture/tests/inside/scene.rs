@@ -1,6 +1,5 @@
 //! Where a test happens: a folder, the stand-ins, a Python that any user may run, and `capture` without privileges.
 
-use std::io::Write as _;
 use std::os::unix::fs::PermissionsExt as _;
 use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
@@ -8,6 +7,8 @@ use std::process::Command;
 
 use ktape_format::{Contents, Tape, Wanted};
 use ktape_simcuda_truth::Truth;
+
+use super::common;
 
 /// The user that has nothing.
 const NOBODY: u32 = 65_534;
@@ -117,13 +118,7 @@ impl Scene {
     }
 }
 
-/// Says that something is not tested here: on stderr, past the test harness, and for the last lines of `make test`.
+/// Says that something is not tested here.
 pub(crate) fn skip(what: &str) {
-    assert!(std::env::var_os("KTAPE_REQUIRE_LIVE").is_none(), "{what}");
-    let line = format!("SKIPPED recording from inside: {what}\n");
-    std::io::stderr().write_all(line.as_bytes()).expect("stderr is open");
-    if let Some(file) = std::env::var_os("KTAPE_SKIPPED") {
-        let file = std::fs::OpenOptions::new().create(true).append(true).open(file);
-        file.and_then(|mut file| file.write_all(line.as_bytes())).expect("the list of what is skipped");
-    }
+    common::skip("recording from inside", what);
 }

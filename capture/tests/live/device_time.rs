@@ -11,7 +11,8 @@ use ktape_simcuda_truth::{DeviceKind, Truth};
 use serde_json::Value;
 
 use crate::EXACT;
-use crate::processes::{self, Scene, pythons, skip, with_driver};
+use crate::common::with_driver;
+use crate::processes::{self, Scene, pythons, skip};
 
 /// Kernels that are all launched at once, one after the other in a stream: as many as its argument says.
 const QUEUED: &str = with_driver!(

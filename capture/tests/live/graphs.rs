@@ -13,8 +13,9 @@ use ktape_simcuda_truth::{DeviceKind, Truth};
 use serde_json::Value;
 
 use crate::EXACT;
+use crate::common::with_driver;
 use crate::exact::FrameLine;
-use crate::processes::{Scene, Target, pythons, with_driver};
+use crate::processes::{Scene, Target, pythons};
 
 /// Work of a graph and the stack that captured or added it. What host functions, events and memory do is not the device's.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]

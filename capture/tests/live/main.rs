@@ -4,6 +4,7 @@
 //! recorded with stacks. What is not there is said, and the test skipped, unless `KTAPE_REQUIRE_LIVE` is set.
 
 mod collectives;
+mod common;
 mod device_time;
 mod early;
 mod exact;

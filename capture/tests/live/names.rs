@@ -9,7 +9,8 @@ use ktape_format::table::DefinitionKind;
 use ktape_format::{Table as _, Tape, Wanted};
 
 use crate::EXACT;
-use crate::processes::{Scene, Target, pythons, skip, with_driver};
+use crate::common::with_driver;
+use crate::processes::{Scene, Target, pythons, skip};
 
 /// What nvcc makes of a program with two kernels: a stub as of CUDA 12, which launches by its own address, and one as of
 /// CUDA 13, which asks once for a handle. The host's names are not the device's.

@@ -10,7 +10,8 @@ use ktape_format::table::DefinitionKind;
 use ktape_format::{Table as _, Tape, Wanted};
 use object::{Object as _, ObjectSymbol as _};
 
-use crate::processes::{self, Scene, with_driver};
+use crate::common::with_driver;
+use crate::processes::{self, Scene};
 
 /// A library between a program and the driver.
 const LIBRARY: &str = r#"

@@ -13,8 +13,9 @@ use ktape_format::{Table as _, Tape, Wanted};
 use rustix::process::Signal;
 
 use crate::EXACT;
+use crate::common::with_driver;
 use crate::exact::{self, Compared, Threads};
-use crate::processes::{LAUNCHES, Scene, Target, every_python, pythons, skip, with_driver};
+use crate::processes::{LAUNCHES, Scene, Target, every_python, pythons, skip};
 
 /// Calls alone: how soon the interpreter of a process that lives for milliseconds is known is not the question here.
 const CALLS: Compared = Compared { launch_durations: false, stacks: false };

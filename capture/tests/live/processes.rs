@@ -8,30 +8,8 @@ use std::sync::OnceLock;
 
 use ktape_simcuda_truth::Truth;
 
+use crate::common::{self, with_driver};
 use crate::exact::{self, Compared};
-
-/// A program behind what sets the driver up: `cu`, with a context; `check` ends the program at an error; `handle` calls what hands
-/// something out through its first argument.
-macro_rules! with_driver {
-    ($program:literal) => {
-        concat!(
-            r#"
-import ctypes, sys
-cu = ctypes.CDLL("libcuda.so.1")
-def check(code):
-    if code: raise SystemExit(f"CUresult {code}")
-def handle(function, *arguments):
-    out = ctypes.c_void_p()
-    check(function(ctypes.byref(out), *arguments))
-    return out
-check(cu.cuInit(0))
-check(cu.cuCtxSetCurrent(handle(cu.cuDevicePrimaryCtxRetain, 0)))
-"#,
-            $program
-        )
-    };
-}
-pub(crate) use with_driver;
 
 /// A program that launches, waits and copies: as often as its argument says, else up to each number on its standard input.
 pub(crate) const LAUNCHES: &str = with_driver!(
@@ -432,15 +410,9 @@ impl Recorder {
     }
 }
 
-/// Says that something is not tested here: on stderr, past the test harness, and for the last lines of `make test`.
+/// Says that something is not tested here.
 pub(crate) fn skip(what: &str) {
-    assert!(std::env::var_os("KTAPE_REQUIRE_LIVE").is_none(), "{what}");
-    let line = format!("SKIPPED live recording: {what}\n");
-    std::io::stderr().write_all(line.as_bytes()).expect("stderr is open");
-    if let Some(file) = std::env::var_os("KTAPE_SKIPPED") {
-        let file = std::fs::OpenOptions::new().create(true).append(true).open(file);
-        file.and_then(|mut file| file.write_all(line.as_bytes())).expect("the list of what is skipped");
-    }
+    common::skip("live recording", what);
 }
 
 /// The interpreters that stacks are recorded of, as far as they are here.

@@ -8,8 +8,9 @@ use ktape_format::event::{Event, OffCpu, Tally};
 use ktape_format::{Contents, Row as _, Table as _, Tape, Wanted};
 use serde_json::Value;
 
+use crate::common::with_driver;
 use crate::exact;
-use crate::processes::{self, Recorder, Scene, Target, pythons, with_driver};
+use crate::processes::{self, Recorder, Scene, Target, pythons};
 
 /// A program that maps the driver, and computes for as many seconds as its argument says.
 const SILENT: &str = r#"

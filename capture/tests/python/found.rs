@@ -14,12 +14,7 @@ use tempfile::TempDir;
 
 use super::interpreters::{DIRECTORY, RUN, Workload, builds_of};
 use super::live::assert_stopped;
-
-/// Says that a test is skipped, and why.
-#[expect(clippy::print_stderr, reason = "a test that is skipped says so")]
-fn skip(why: &str) {
-    eprintln!("SKIPPED: {why}");
-}
+use super::skip;
 
 /// A program made of `embed.c`; none if there is no compiler, or it can't be linked.
 fn embedding(folder: &Path, arguments: &[&str]) -> Option<PathBuf> {

@@ -6,12 +6,13 @@ use std::process::{Child, ChildStdout, Command, Stdio};
 
 use serde::{Deserialize, Serialize};
 
+use super::skip;
+
 /// Where the programs of these tests are.
 pub(super) const DIRECTORY: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/python");
 
 /// Every different `pythonVERSION` on the path, under pyenv and in target/pythons (fixtures/pythons/setup.sh). Says so if there
 /// is none. The version may have the letters of a build behind it: 3.13t is free-threaded, 3.13d a debug build.
-#[expect(clippy::print_stderr, reason = "a test that is skipped says so")]
 pub(super) fn builds_of(version: &str) -> Vec<PathBuf> {
     let name = format!("python{version}");
     let on_path = std::env::var_os("PATH").map(|path| std::env::split_paths(&path).collect::<Vec<_>>());
@@ -39,7 +40,7 @@ pub(super) fn builds_of(version: &str) -> Vec<PathBuf> {
         }
     }
     if builds.is_empty() {
-        eprintln!("SKIPPED: there is no {name} here");
+        skip(&format!("there is no {name} here"));
     }
     builds
 }

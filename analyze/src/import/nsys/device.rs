@@ -36,7 +36,7 @@ pub(super) struct Submitted {
 /// Device work by call.
 pub(super) type SubmittedBy = FxHashMap<CallKey, Submitted>;
 
-// All device work begins with the same columns.
+// All device work begins with the columns that `work` names.
 const START: usize = 0;
 const END: usize = 1;
 const DEVICE: usize = 2;
@@ -47,17 +47,18 @@ const PROCESS: usize = 6;
 const GRAPH: usize = 7;
 const NODE: usize = 8;
 
+/// The columns of a table of device work: those that all have, and its own.
+macro_rules! work {
+    ($($own:literal),* $(,)?) => {
+        &[
+            "start", "end", "deviceId", "contextId", "streamId", "correlationId", "globalPid", "graphId", "graphNodeId",
+            $($own),*
+        ]
+    };
+}
+
 const KERNEL: Columns<'_> = Columns {
-    known: &[
-        "start",
-        "end",
-        "deviceId",
-        "contextId",
-        "streamId",
-        "correlationId",
-        "globalPid",
-        "graphId",
-        "graphNodeId",
+    known: work![
         "mangledName",
         "demangledName",
         "gridX",
@@ -78,59 +79,13 @@ const KERNEL: Columns<'_> = Columns {
 };
 
 const MEMCPY: Columns<'_> = Columns {
-    known: &[
-        "start",
-        "end",
-        "deviceId",
-        "contextId",
-        "streamId",
-        "correlationId",
-        "globalPid",
-        "graphId",
-        "graphNodeId",
-        "bytes",
-        "copyKind",
-        "srcKind",
-        "dstKind",
-        "srcDeviceId",
-        "dstDeviceId",
-        "name",
-    ],
+    known: work!["bytes", "copyKind", "srcKind", "dstKind", "srcDeviceId", "dstDeviceId", "name"],
     dropped: &["deprecatedSrcId"],
 };
 
-const MEMSET: Columns<'_> = Columns {
-    known: &[
-        "start",
-        "end",
-        "deviceId",
-        "contextId",
-        "streamId",
-        "correlationId",
-        "globalPid",
-        "graphId",
-        "graphNodeId",
-        "bytes",
-        "value",
-        "memKind",
-    ],
-    dropped: &[],
-};
+const MEMSET: Columns<'_> = Columns { known: work!["bytes", "value", "memKind"], dropped: &[] };
 
-const GRAPH_TRACE: Columns<'_> = Columns {
-    known: &[
-        "start",
-        "end",
-        "deviceId",
-        "contextId",
-        "streamId",
-        "correlationId",
-        "globalPid",
-        "graphId",
-        "graphNodeId",
-    ],
-    dropped: &[],
-};
+const GRAPH_TRACE: Columns<'_> = Columns { known: work![], dropped: &[] };
 
 /// What all device work has.
 struct Common {

@@ -18,6 +18,11 @@ const COUNT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../fixtures/kineto/cou
 
 /// All real Kineto traces: every JSON file but the memory timeline.
 pub(crate) fn kineto_traces(folder: &Path) -> Vec<PathBuf> {
+    traces(folder, &[".json", ".json.gz"])
+}
+
+/// All files in the traces of a folder whose names end so.
+pub(super) fn traces(folder: &Path, endings: &[&str]) -> Vec<PathBuf> {
     let mut traces = Vec::new();
     let mut folders = vec![folder.join("traces")];
     while let Some(folder) = folders.pop() {
@@ -26,7 +31,7 @@ pub(crate) fn kineto_traces(folder: &Path) -> Vec<PathBuf> {
             let name = path.file_name().unwrap().to_string_lossy().into_owned();
             if path.is_dir() {
                 folders.push(path);
-            } else if name.ends_with(".json") || name.ends_with(".json.gz") {
+            } else if endings.iter().any(|ending| name.ends_with(ending)) {
                 traces.push(path);
             }
         }

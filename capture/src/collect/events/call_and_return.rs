@@ -11,9 +11,10 @@ use ktape_format::definition::{Function, api_domain};
 use super::super::inside::device::{Called, What};
 use super::account::{Fate, Key};
 use super::arguments::Arguments;
-use super::calls::{self, Open};
+use super::calls::Within;
 use super::gaps::count_stackless;
 use super::of_device::{Teller, teller};
+use super::open::{End, Open};
 use super::thread::{Pending, Thread};
 use super::{Collector, DeviceTimes, lower, scope, stacks, upper};
 
@@ -84,7 +85,7 @@ impl Collector {
             }),
         };
         thread.calls += 1;
-        let mut within = calls::Within {
+        let mut within = Within {
             function,
             function_id: self.function_ids[index],
             stack,
@@ -154,7 +155,7 @@ impl Collector {
             self.gaps.returns_without_call += 1;
             return Ok(());
         };
-        let end = calls::End {
+        let end = End {
             duration_ns: (returned.time_ns as i64).saturating_sub(pending.start_ns).max(0) as u64,
             result: returned.result as i32,
             outs: returned.outs,

@@ -12,10 +12,11 @@ use ktape_format::table::DefinitionKind;
 use rustc_hash::{FxHashMap, FxHashSet};
 
 use super::arguments::Arguments;
-use super::calls::{Configuration, Open, Within};
+use super::calls::{Configuration, Within};
 use super::copies::Asked;
 use super::graphs::{Body, Change, Child, Node, Nodes};
 use super::objects::Objects;
+use super::open::Open;
 use crate::probes::functions::{Argument, CopyShape, Meaning};
 use crate::probes::graphs::{GraphCall, Params};
 

@@ -11,8 +11,9 @@ use ktape_format::Sink;
 use ktape_format::event::{Api, Memcpy, Memset, copy_kind, memory_kind, timing};
 
 use super::arguments::Arguments;
-use super::calls::{Open, Within};
+use super::calls::Within;
 use super::objects::Objects;
+use super::open::Open;
 use crate::probes::functions::{Argument, CopyShape};
 
 /// What a copy is asked to do.

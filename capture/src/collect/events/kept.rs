@@ -12,7 +12,7 @@ use ktape_format::table::DefinitionKind;
 
 use super::super::inside::device::Work;
 use super::Collector;
-use super::calls::Open;
+use super::open::Open;
 
 /// Names what events refer to, in the place of writing them.
 struct Kept<'a>(&'a mut dyn FnMut(DefinitionKind, u32));

@@ -1,12 +1,14 @@
 //! The collector of calls: the records of the eBPF programs, and those of the library inside of a process, as events.
 //!
-//! [`Collector::take`] (`records.rs`) takes one record after the other. A call's record (`call_and_return.rs`) becomes an event (`calls.rs`),
-//! at once where its return isn't wanted, else when that comes (`thread.rs` has what is under way; `copies.rs` what is more of copies).
-//! Here is what the collector has, what is asked of it, and what it is told between records. What an event refers to is kept by process:
-//! stacks and code objects (`stacks.rs`; `native.rs` has the frames below Python), kernels by handle (`kernels.rs`), contexts
-//! and streams (`objects.rs`), graphs (`graphs.rs`; `capturing.rs` has the streams that are captured). CPU samples become events in `samples.rs`, time
-//! off the processor in `off_cpu.rs`, ranges that the program names in `named.rs`. `lifecycle.rs` has processes and threads that come and
-//! go, `of_device.rs` what calls have the device do, `unknown.rs` what is told of nobody's.
+//! [`Collector::take`] (`records.rs`) takes one record after the other. A call's record (`call_and_return.rs`) is read (`calls.rs`) and
+//! becomes an event (`open.rs`), at once where its return isn't wanted, else when that comes (`thread.rs` has what is under way; `copies.rs`
+//! what is more of copies). Here is what the collector has, what is asked of it, and what it is told between records.
+//!
+//! What an event refers to is kept by process: stacks and code objects (`stacks.rs`; `native.rs` has the frames below Python), kernels
+//! by handle (`kernels.rs`), contexts and streams (`objects.rs`), graphs (`graphs.rs`; `capturing.rs` has the streams that are captured).
+//! CPU samples become events in `samples.rs`, time off the processor in `off_cpu.rs`, ranges that the program names in `named.rs`.
+//! `lifecycle.rs` has processes and threads that come and go, `of_device.rs` what calls have the device do, `unknown.rs` what is told of
+//! nobody's.
 
 pub(in super::super::collect) mod account;
 mod arguments;
@@ -26,6 +28,7 @@ mod objects;
 mod of_device;
 mod off_cpu;
 mod opaque;
+mod open;
 pub(in super::super::collect) mod records;
 mod samples;
 mod scope;

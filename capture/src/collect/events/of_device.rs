@@ -8,9 +8,9 @@ use ktape_format::{Sink, event};
 
 use super::super::inside::device::{Around, Device, DeviceCounts, Did, Work};
 use super::account::{Account, Fate, Key};
-use super::calls::Open;
 use super::kernels::Kernels;
 use super::objects::Objects;
+use super::open::Open;
 use super::thread::Pending;
 use super::{Collector, Notice, lower, upper};
 

@@ -7,7 +7,7 @@
 use ktape_format::event::Launch;
 use regex::Regex;
 
-use super::calls::Open;
+use super::open::Open;
 use crate::probes::functions::Meaning;
 
 /// See the module.

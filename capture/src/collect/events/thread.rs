@@ -14,7 +14,7 @@ use rustc_hash::FxHashMap;
 
 use super::super::inside::device::Called;
 use super::account::Key;
-use super::calls::Open;
+use super::open::Open;
 
 /// A call that has not returned yet.
 pub(super) struct Pending {

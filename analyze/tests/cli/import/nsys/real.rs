@@ -11,7 +11,7 @@ use ktape_format::{Memory, Table};
 use serde_json::Value;
 
 use super::super::import;
-use super::super::real::{add, copies, has_python, kernels, object, sorted};
+use super::super::real::{add, copies, has_python, kernels, object, sorted, traces};
 use super::every_row_is_accounted_for;
 use crate::common;
 
@@ -19,20 +19,7 @@ const COUNT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../fixtures/nsys/count
 
 /// All real reports.
 pub(super) fn reports(folder: &Path) -> Vec<PathBuf> {
-    let mut reports = Vec::new();
-    let mut folders = vec![folder.join("traces")];
-    while let Some(folder) = folders.pop() {
-        for entry in std::fs::read_dir(folder).unwrap() {
-            let path = entry.unwrap().path();
-            if path.is_dir() {
-                folders.push(path);
-            } else if path.extension().is_some_and(|ending| ending == "sqlite") {
-                reports.push(path);
-            }
-        }
-    }
-    reports.sort();
-    reports
+    traces(folder, &[".sqlite"])
 }
 
 #[test]
