@@ -267,3 +267,13 @@ fn with_device_times_too_processes_that_made_no_calls_are_only_counted() {
     assert!(text.contains("\nand 1 process that made no GPU calls\n"), "{text}");
     assert_eq!(text.lines().filter(|line| line.starts_with("process ")).count(), 1, "{text}");
 }
+
+/// It advised to record with PyTorch's stacks.
+#[test]
+fn with_device_times_the_cpu_sampler_says_what_to_record_instead() {
+    let (_folder, tape) = tape_with_device_times();
+    let refused = run("compare", &tape, &["--sampler", "cpu"]);
+    assert_eq!(refused.status.code(), Some(1));
+    let said = stderr(&refused);
+    assert!(said.contains("without `--device-time`") && !said.contains("PyTorch"), "{said}");
+}
