@@ -7,6 +7,7 @@ use anyhow::Result;
 use clap::{Parser, Subcommand};
 
 mod attach;
+mod begin;
 mod collector;
 mod doctor;
 mod node;

@@ -16,7 +16,7 @@ use super::recording::{self, Recording};
 use crate::collect::events::LaunchScope;
 use crate::record::alone::Alone;
 use crate::record::inside;
-use crate::record::session::{Options, Progress, Session};
+use crate::record::session::{Options, Progress};
 use crate::record::summary::Summary;
 use crate::target::loader;
 
@@ -100,7 +100,7 @@ fn from_outside(
     progress: impl FnMut(Progress),
 ) -> Result<(Summary, Child)> {
     let is_segmented = options.segments.is_some();
-    let mut session = Session::begin(options)?;
+    let mut session = super::begin::session(options)?;
     if is_segmented {
         recording::rotate_on_hangup(session.rotation())?;
     }

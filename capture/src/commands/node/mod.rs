@@ -62,7 +62,7 @@ pub(super) fn run(args: Args) -> Result<Outcome> {
     // Each recorded process takes a descriptor.
     let limit = rustix::process::getrlimit(Resource::Nofile);
     let _ = rustix::process::setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit });
-    let mut session = Session::begin(Options {
+    let mut session = super::begin::session(Options {
         output: folder.clone(),
         segments: Some(settings.segments(&folder)),
         follow: false,
