@@ -38,7 +38,7 @@ pub(super) fn run(args: &Args) -> Result<Outcome> {
     }
     let output = args.recording.output(&name, args.pids[0]);
     let stop = recording::stop_on_signals()?;
-    let options = args.recording.options(output.clone(), false);
+    let options = args.recording.options(output.clone(), false)?;
     let is_segmented = options.segments.is_some();
     let mut session = super::begin::session(options)?;
     if is_segmented {

@@ -55,6 +55,12 @@ pub enum Outcome {
     Unable,
 }
 
+/// The command line, or the configuration that it names, is wrong in a way that its parser cannot see: options that exclude each other,
+/// say.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+struct WrongOptions(String);
+
 /// Parses the command line, runs the command, prints its error if it fails, and decides the exit code: the only
 /// place that does.
 pub fn main() -> ExitCode {
@@ -67,7 +73,7 @@ pub fn main() -> ExitCode {
         Err(error) => {
             // A closed stderr leaves nobody to tell.
             let _ = writeln!(io::stderr(), "error: {error:#}");
-            ExitCode::FAILURE
+            if error.is::<WrongOptions>() { ExitCode::from(2) } else { ExitCode::FAILURE }
         }
     }
 }

@@ -10,8 +10,8 @@ use anyhow::Result;
 use clap::ValueEnum as _;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 
-use super::Outcome;
 use super::segments::{Segments, is_directory};
+use super::{Outcome, WrongOptions};
 use crate::collect::events::LaunchScope;
 use crate::collect::inside::cost::Cost;
 use crate::collect::inside::device::DeviceCounts;
@@ -117,9 +117,14 @@ impl Recording {
     }
 
     /// What is to be recorded, and where to: segments, if the output is a directory.
-    pub(super) fn options(&self, output: PathBuf, follow: bool) -> Options {
-        Options {
-            segments: is_directory(&output).then(|| self.segments.options(&output)),
+    pub(super) fn options(&self, output: PathBuf, follow: bool) -> Result<Options, WrongOptions> {
+        let is_segmented = is_directory(&output);
+        if let Some(option) = self.segments.asked_for().filter(|_| !is_segmented) {
+            let (path, why) = (output.display(), "is for a recording of many segments");
+            return Err(WrongOptions(format!("{option} {why}, and {path} is one tape: -o DIR/ names a directory")));
+        }
+        Ok(Options {
+            segments: is_segmented.then(|| self.segments.options(&output)),
             output,
             follow,
             launch_durations: self.launch_durations,
@@ -132,7 +137,7 @@ impl Recording {
             node: None,
             launches: LaunchScope::default(),
             inside: None,
-        }
+        })
     }
 }
 
