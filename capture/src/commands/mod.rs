@@ -70,12 +70,18 @@ pub fn main() -> ExitCode {
         Ok(Outcome::Blind) => ExitCode::from(4),
         Ok(Outcome::Command(code)) => ExitCode::from(code),
         Ok(Outcome::Unable) => ExitCode::FAILURE,
+        // The reader of our output went away (`capture probes … | head`), which is no fault.
+        Err(error) if is_broken_pipe(&error) => ExitCode::SUCCESS,
         Err(error) => {
             // A closed stderr leaves nobody to tell.
             let _ = writeln!(io::stderr(), "error: {error:#}");
             if error.is::<WrongOptions>() { ExitCode::from(2) } else { ExitCode::FAILURE }
         }
     }
+}
+
+fn is_broken_pipe(error: &anyhow::Error) -> bool {
+    error.downcast_ref::<io::Error>().is_some_and(|error| error.kind() == io::ErrorKind::BrokenPipe)
 }
 
 fn run(command: Command) -> Result<Outcome> {

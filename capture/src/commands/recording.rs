@@ -6,10 +6,11 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
 
-use anyhow::Result;
+use anyhow::{Context as _, Result};
 use clap::ValueEnum as _;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 
+use super::print::write_json;
 use super::segments::{Segments, is_directory};
 use super::{Outcome, WrongOptions};
 use crate::collect::events::LaunchScope;
@@ -233,18 +234,23 @@ fn in_words(cost: &Cost) -> String {
     )
 }
 
-/// Says what was recorded: to a program, to a person, or to nobody.
+/// Says what was recorded: to a program, to a person, or to nobody. Who does not listen any more is not told, and that is no failure.
 pub(super) fn report_as(summary: &Summary, json: bool, quiet: bool) -> Result<()> {
     if json {
-        let mut out = io::stdout().lock();
-        serde_json::to_writer_pretty(&mut out, summary)?;
-        writeln!(out)?;
-        return Ok(());
+        return match write_json(io::stdout().lock(), summary) {
+            Err(error) if error.kind() != io::ErrorKind::BrokenPipe => {
+                Err(error).context("cannot write standard output")
+            }
+            _ => Ok(()),
+        };
     }
-    if quiet {
-        return Ok(());
+    if !quiet {
+        let _ = print(io::stderr().lock(), summary);
     }
-    let mut out = io::stderr().lock();
+    Ok(())
+}
+
+fn print(mut out: impl io::Write, summary: &Summary) -> io::Result<()> {
     if io::stderr().is_terminal() {
         write!(out, "\r\x1b[K")?;
     }
