@@ -13,7 +13,7 @@ use rayon::prelude::*;
 use crate::block::{BlockInfo, BlockKind, MAX_ROWS_PER_BYTE, SectionDecoder};
 use crate::definition::{Definition, DefinitionVisitor, Definitions, visit_definitions};
 use crate::error::{Damage, TapeError};
-use crate::event::{ClockPair, Event, Events, KindVisitor, Loss, visit_kinds};
+use crate::event::{ClockPair, Event, Events, KindVisitor, Loss, Tally, visit_kinds};
 use crate::header::{self, FileHeader, HEADER_BYTES};
 use crate::owners::Owners;
 use crate::part::{Decoded, append_definitions, block_damage, decode};
@@ -165,10 +165,11 @@ impl Tape {
         Ok(payload)
     }
 
-    /// When the first event began, losses and clock pairs aside; `None` if there is none.
+    /// When the first event began, losses, clock pairs and tallies aside; `None` if there is none. A tally counts from the
+    /// beginning of its interval, seconds before anything was recorded.
     pub fn first_ns(&self) -> Option<i64> {
-        let counts =
-            |table: u16| table < DefinitionKind::String as u16 && ![Loss::KIND, ClockPair::KIND].contains(&table);
+        const ASIDE: [u16; 3] = [Loss::KIND, ClockPair::KIND, Tally::KIND];
+        let counts = |table: u16| table < DefinitionKind::String as u16 && !ASIDE.contains(&table);
         let sections = self.blocks().iter().flat_map(|block| &block.sections);
         let sealed = sections.filter(|section| counts(section.table)).map(|section| section.first_ns);
         sealed.chain(self.halves.iter().filter_map(|half| half.first_ns(counts))).min()

@@ -225,7 +225,9 @@ impl Digest {
         }
         for damage in damage {
             let Ok(cause) = self.memory.string(&format!("part of the tape is damaged: {}", damage.reason));
-            let (start_ns, end_ns) = adding.span.unwrap_or_default();
+            // Where nothing tells when it was, it was behind what came before.
+            let behind = || self.span.map(|(_, end_ns)| (end_ns, end_ns));
+            let (start_ns, end_ns) = adding.span.or_else(behind).unwrap_or_default();
             add_loss(&mut self.losses, (0, 0, cause), start_ns, end_ns, damage.rows.unwrap_or(0));
         }
         for (key, (start_ns, end_ns, counts)) in adding.tallies {
@@ -491,6 +493,7 @@ mod tests {
     use super::*;
     use crate::definition::{Frame, KernelName, Process, Stack, Thread};
     use crate::event::{Alloc, Launch};
+    use crate::header::HEADER_BYTES;
     use crate::{Options, TapeWriter};
 
     /// What happens, by small numbers: kind, stack, kernel, duration, result, bytes.
@@ -629,6 +632,27 @@ mod tests {
         let kind = OffCpu::KIND;
         assert_eq!(sums, [(7, kind, [2, 0, 61, 30, 31, 0]), (7, kind, [1, 0, 1_000_050, 1_000_050, 1_000_050, 0])]);
         assert_eq!(digest.span, Some((50, 101)));
+    }
+
+    /// It was told for the time 0, hours before the recording began.
+    #[test]
+    fn damage_of_a_time_that_is_not_known_is_behind_what_came_before() {
+        let mut digest = Digest::default();
+        let mut memory = Memory::default();
+        let Ok(()) = memory.event(Launch { start_ns: 1_000, duration_ns: 10, ..Launch::default() });
+        digest.add_events(&memory.definitions, &memory.events);
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("damaged.ktape");
+        let mut damaged = TapeWriter::create(&path, &Options::batch("test")).unwrap();
+        for index in 0..100 {
+            damaged.event(Launch { start_ns: 2_000 + index * index, ..Launch::default() }).unwrap();
+        }
+        damaged.finish().unwrap();
+        let mut bytes = std::fs::read(path).unwrap();
+        bytes[HEADER_BYTES + 100] ^= 1;
+        digest.add_tape(&Tape::from_bytes(bytes).unwrap()).unwrap();
+        let lost = tape(&digest).read(&Wanted::default()).unwrap().events.loss;
+        assert_eq!((lost.start_ns, lost.duration_ns), (vec![1_010], vec![0]));
     }
 
     #[test]

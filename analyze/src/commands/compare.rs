@@ -94,7 +94,10 @@ pub fn run(args: &Args) -> Result<Outcome> {
         None => Schedule::Fixed,
         Some(jitter) => Schedule::Random { jitter, seed: args.seed, runs: args.runs },
     };
+    // What is missing may be why there is nothing to compare.
+    let note = || note_losses(&mut io::stderr(), &loaded);
     if loaded.timeline.span_ns().is_none() {
+        let _ = note();
         let of = if args.selection.is_everything() { "trace" } else { "selection" };
         bail!("{}: the {of} has no events; `analyze info` says what there is", loaded.path.display());
     }
@@ -106,8 +109,9 @@ pub fn run(args: &Args) -> Result<Outcome> {
         schedule,
         top: args.top as usize,
     };
-    let comparisons =
-        sampling::compare(&loaded.timeline, &options).with_context(|| loaded.path.display().to_string())?;
+    let comparisons = sampling::compare(&loaded.timeline, &options)
+        .inspect_err(|_| drop(note()))
+        .with_context(|| loaded.path.display().to_string())?;
     if let Some(svg) = &args.svg {
         output::write(svg, args.force, |out| out.write_all(plot::draw(&comparisons).as_bytes()))?;
     }

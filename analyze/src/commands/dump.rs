@@ -30,7 +30,7 @@ pub struct Args {
     #[arg(value_name = "TRACE")]
     input: PathBuf,
     /// Go on with what a growing tape gets, until it is closed; each time what came, in order
-    #[arg(long, short, conflicts_with_all = ["from", "to"])]
+    #[arg(long, short, conflicts_with_all = ["from", "to", "folders"])]
     follow: bool,
     #[command(flatten)]
     selection: Selection,

@@ -97,7 +97,9 @@ pub fn run(args: &Args) -> Result<Outcome> {
     let value = value(args, &loaded)?;
     let has_graphs = matches!(value, Value::Launches | Value::Gpu | Value::Copies | Value::Bytes);
     if args.graph_stacks.is_some() && !has_graphs {
-        bail!("--graph-stacks says where what graphs run stands: it goes with --value launches, gpu, copies and bytes");
+        let why =
+            "--graph-stacks says where what graphs run stands: it goes with --value launches, gpu, copies and bytes";
+        return Err(output::Refused(why.to_owned()).into());
     }
     let graph_stacks = args.graph_stacks.unwrap_or_default();
     let weights = weigh(&loaded.timeline, value, graph_stacks).context(args.input.display().to_string())?;

@@ -168,11 +168,12 @@ fn print(out: &mut impl Write, loaded: &Loaded, info: &Info<'_>, args: &Args) ->
     audit::print(out, info.audit, loaded.timeline.host_only)?;
     writeln!(
         out,
-        "{}: {}, {:.2} bytes an event, {}{}",
+        "{}: {}, {:.2} bytes an event{}{}",
         info.path,
         HumanBytes(info.file_bytes),
         info.bytes_per_event,
-        duration(summary.duration_ns as f64),
+        // Totals may be of boots whose clocks have nothing to do with each other.
+        if info.totals.is_empty() { format!(", {}", duration(summary.duration_ns as f64)) } else { String::new() },
         match (info.closed, info.tail_in_memory) {
             (true, _) => "",
             (false, false) => " (not closed: still being written, or its writer was killed)",
@@ -183,7 +184,7 @@ fn print(out: &mut impl Write, loaded: &Loaded, info: &Info<'_>, args: &Args) ->
         },
     )?;
     recording::print_parts(out, info.parts)?;
-    print_processes(out, info)?;
+    print_processes(out, info, &loaded.timeline)?;
     print_devices(out, summary)?;
     let mut table = text_table(["events", "count"], &[0]);
     for (kind, count) in loaded.timeline.events.counts().into_iter().filter(|(_, count)| *count > 0) {
@@ -235,9 +236,12 @@ fn fidelity(timeline: &Timeline) -> Vec<String> {
     changes.map(|row| timeline.definitions.string(row.detail).to_owned()).collect()
 }
 
-/// The processes; those of a live recording that called no API are only counted, as a shell has many children.
-fn print_processes(out: &mut impl Write, info: &Info<'_>) -> io::Result<()> {
-    let called = |id: u32| info.host.as_ref().is_none_or(|host| host.processes.contains(&id));
+/// The processes; those of a live recording (only that has lifecycles) that called no API are only counted, as a shell has many children.
+fn print_processes(out: &mut impl Write, info: &Info<'_>, timeline: &Timeline) -> io::Result<()> {
+    let events = &timeline.events;
+    let is_live = info.host.is_some() || !events.lifecycle.is_empty() || !events.rollup.is_empty();
+    let callers = is_live.then(|| timeline.processes_with_calls());
+    let called = |id: u32| callers.as_ref().is_none_or(|callers| callers.contains(&id));
     let mut silent = 0;
     for (id, process) in (1..).zip(&info.summary.processes) {
         if !called(id) {
@@ -266,7 +270,11 @@ fn print_processes(out: &mut impl Write, info: &Info<'_>) -> io::Result<()> {
         if let Some(python) = &process.python {
             write!(out, ", {}", printable(python))?;
         }
-        writeln!(out, ", {}", counted(process.threads, "thread"))?;
+        // Totals are by process.
+        if process.threads > 0 || events.rollup.is_empty() {
+            write!(out, ", {}", counted(process.threads, "thread"))?;
+        }
+        writeln!(out)?;
     }
     match silent {
         0 => Ok(()),

@@ -99,6 +99,13 @@ pub enum Error {
          stacks (PyTorch: with_stack=True), or select more of the trace"
     )]
     NoHostSlices,
+    /// What the CPU sampler needs of a recording of calls: which of them waited, and how long all took.
+    #[error(
+        "kernels with device times, and of threads only calls: which of these waited for a copy is told only where the device's \
+         times are not, so the cpu sampler has nothing to look at; record with `--launch-durations` and without \
+         `--device-time`, or try --sampler gpu"
+    )]
+    CallsBesideDevice,
     /// Threads run functions, not kernels.
     #[error("--by kernel needs --sampler gpu: a thread runs functions; use --by function or --by stack")]
     KernelsOnCpu,

@@ -4,6 +4,7 @@
 //! of its own, and a sample finds all that run. On a thread, a sample finds one stack, so slices are cut into pieces
 //! of *self* time: at each instant the thread is in the slice that, of those running, began last.
 
+use ktape_format::Table as _;
 use ktape_format::event::timing;
 use rustc_hash::FxHashMap;
 use serde::Serialize;
@@ -137,7 +138,8 @@ impl Work {
                     }
                 }
                 if collector.intervals.is_empty() {
-                    return Err(Error::NoHostSlices);
+                    let is_live = !timeline.events.lifecycle.is_empty();
+                    return Err(if is_live { Error::CallsBesideDevice } else { Error::NoHostSlices });
                 }
                 operators_only
             }

@@ -10,7 +10,7 @@ use ktape_format::definition::{Process, Thread, property};
 use ktape_format::event::{Alloc, Event as _, Free, GraphLaunch, Launch, Sync, allocator, copy_kind, timing};
 use ktape_format::table::DefinitionKind;
 use ktape_format::{Row as _, Table as _};
-use rustc_hash::{FxHashMap, FxHashSet};
+use rustc_hash::FxHashMap;
 use serde::Serialize;
 
 use super::Timeline;
@@ -40,9 +40,6 @@ pub struct HostSide {
     pub frees_of_unknown: u64,
     /// The threads that called the API, most launches first.
     pub threads: Vec<ThreadCalls>,
-    /// The ids of their processes.
-    #[serde(skip)]
-    pub processes: FxHashSet<u32>,
 }
 
 /// What the launches of graphs come to.
@@ -123,9 +120,7 @@ impl Timeline {
         let mut waits = Sums::default();
         events.sync.rows().for_each(|row| waits.add(row.stack, row.duration_ns));
         let (unfreed, frees_of_unknown) = self.unfreed();
-        let (threads, mut processes) = self.thread_calls();
         for row in events.rollup.rows() {
-            processes.insert(row.process);
             match row.kind {
                 Launch::KIND | GraphLaunch::KIND => {
                     launches.add_many(row.stack, row.count, 0);
@@ -145,8 +140,7 @@ impl Timeline {
             launches: self.at_stacks(launches, |sum| (sum.count, None, None)),
             waits: self.at_stacks(waits, |sum| (sum.amount, Some(sum.amount), None)),
             unfreed: self.at_stacks(unfreed, |sum| (sum.amount, None, Some(sum.amount))),
-            threads,
-            processes,
+            threads: self.thread_calls(),
         }
     }
 
@@ -244,7 +238,7 @@ impl Timeline {
         (unfreed, frees_of_unknown)
     }
 
-    fn thread_calls(&self) -> (Vec<ThreadCalls>, FxHashSet<u32>) {
+    fn thread_calls(&self) -> Vec<ThreadCalls> {
         let mut calls = BTreeMap::<u32, (u64, u64, u64, u64)>::new();
         self.visit_calls(|kind, thread, (start_ns, end_ns)| {
             let (calls, launches, waits, waited_ns) = calls.entry(thread).or_default();
@@ -255,7 +249,6 @@ impl Timeline {
                 *waited_ns = waited_ns.saturating_add(end_ns.abs_diff(start_ns));
             }
         });
-        let processes = calls.keys().map(|&thread| self.definitions.process_of_thread(thread)).collect();
         let name = |id| self.definitions.property(DefinitionKind::Thread as u16, id, property::NAME);
         let mut threads: Vec<ThreadCalls> = calls
             .into_iter()
@@ -273,7 +266,7 @@ impl Timeline {
             })
             .collect();
         threads.sort_by_key(|thread| Reverse((thread.launches, thread.calls)));
-        (threads, processes)
+        threads
     }
 }
 

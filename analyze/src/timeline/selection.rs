@@ -8,7 +8,7 @@ use ktape_format::{Definitions, Table, Wanted};
 #[derive(clap::Args, Clone, Debug, Default, PartialEq)]
 #[command(next_help_heading = "Selection")]
 pub struct Selection {
-    /// Leave out what ended before this time, counted from the first event: 1.5s, 20ms, 300us, 4000 (ns)
+    /// Leave out what ended before this time, counted from the first event: 1.5s, 20ms, 300us, 2h, 4000 (ns)
     #[arg(long, value_name = "TIME", value_parser = parse_time_ns)]
     pub from: Option<i64>,
     /// Leave out what began at or after this time, counted from the first event
@@ -110,18 +110,21 @@ fn kinds() -> Vec<(u16, &'static str)> {
     kinds.0
 }
 
-/// Reads a time or duration: a decimal number with a unit of ns, us, ms, s or m; nanoseconds without one.
+/// Reads a time or duration: a decimal number with a unit of ns, us, ms, s, m, h or d; nanoseconds without one.
 ///
 /// The digits are parsed as integers, so no nanosecond is lost.
 pub fn parse_time_ns(text: &str) -> Result<i64> {
     let split = text.find(|c: char| c.is_ascii_alphabetic() || c == 'µ').unwrap_or(text.len());
     let (number, unit) = text.split_at(split);
-    let decimals = match unit {
-        "" | "ns" => 0,
-        "us" | "µs" => 3,
-        "ms" => 6,
-        "s" | "m" => 9,
-        _ => bail!("unknown unit `{unit}`; use ns, us, ms, s or m"),
+    let (decimals, factor) = match unit {
+        "" | "ns" => (0, 1),
+        "us" | "µs" => (3, 1),
+        "ms" => (6, 1),
+        "s" => (9, 1),
+        "m" => (9, 60),
+        "h" => (9, 3600),
+        "d" => (9, 24 * 3600),
+        _ => bail!("unknown unit `{unit}`; use ns, us, ms, s, m, h or d"),
     };
     let (negative, number) = number.strip_prefix('-').map_or((false, number), |rest| (true, rest));
     let (whole, fraction) = number.split_once('.').unwrap_or((number, ""));
@@ -137,7 +140,7 @@ pub fn parse_time_ns(text: &str) -> Result<i64> {
     }
     let digits = format!("{whole}{fraction:0<decimals$}");
     let value: i64 = digits.parse().context("too long")?;
-    let value = if unit == "m" { value.checked_mul(60).context("too long")? } else { value };
+    let value = value.checked_mul(factor).context("too long")?;
     Ok(if negative { -value } else { value })
 }
 
@@ -152,11 +155,14 @@ mod tests {
         assert_eq!(parse_time_ns("0.25us").unwrap(), 250);
         assert_eq!(parse_time_ns("42").unwrap(), 42);
         assert_eq!(parse_time_ns("2m").unwrap(), 120_000_000_000);
+        assert_eq!(parse_time_ns("2.1h").unwrap(), 7_560_000_000_000);
+        assert_eq!(parse_time_ns("3d").unwrap(), 259_200_000_000_000);
         assert_eq!(parse_time_ns("-1ms").unwrap(), -1_000_000);
         assert!(parse_time_ns("1.5").is_err());
         assert!(parse_time_ns("--5").is_err());
         assert!(parse_time_ns("five").is_err());
-        assert!(parse_time_ns("1h").is_err());
+        assert!(parse_time_ns("1w").is_err());
+        assert!(parse_time_ns("106752d").is_err());
         assert!(parse_time_ns("").is_err());
         assert!(parse_time_ns("1µ5").is_err());
     }

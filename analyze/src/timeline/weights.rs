@@ -23,7 +23,7 @@ use super::{DeviceOpKind, OpClass, Timeline};
 pub enum Value {
     /// Time of kernels, copies and memsets on the device
     Gpu,
-    /// Number of kernels launched, those that graphs run among them
+    /// Number of kernels launched; a graph counts as the kernels that it runs without device times, else once
     Launches,
     /// Time of the host in API calls
     Api,

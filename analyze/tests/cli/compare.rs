@@ -4,7 +4,8 @@ use std::path::{Path, PathBuf};
 use std::process::Output;
 
 use ktape_fixtures::service::{self, service};
-use ktape_format::{Options, TapeWriter};
+use ktape_format::event::Loss;
+use ktape_format::{Options, Sink as _, TapeWriter};
 use serde_json::Value;
 
 use crate::common;
@@ -162,4 +163,19 @@ fn on_a_real_trace_all_device_work_is_sampled() {
     for row in report["rows"].as_array().unwrap() {
         assert_eq!(row["sampled_ns_mean"].as_f64(), row["exact_ns"].as_f64(), "unbiased: {row}");
     }
+}
+
+/// A damaged tape was said to have no events, and not why.
+#[test]
+fn what_was_lost_is_said_before_there_is_nothing_to_compare() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("lost.ktape");
+    let mut writer = TapeWriter::create(&path, &Options::batch("test")).unwrap();
+    writer.event(Loss { count: 42, ..Loss::default() }).unwrap();
+    writer.finish().unwrap();
+    let refused = compare(&path, &[]);
+    assert_eq!((refused.status.code(), refused.stdout.len()), (Some(1), 0));
+    let said = String::from_utf8_lossy(&refused.stderr).into_owned();
+    let lost = said.find("42 events were lost").expect("says what was lost");
+    assert!(lost < said.find("the trace has no events").expect("says why there is no comparison"), "{said}");
 }

@@ -280,3 +280,13 @@ fn a_growing_tape_is_followed_until_it_is_closed() {
     assert!(lines.next().is_none());
     assert!(follower.wait().unwrap().success());
 }
+
+/// They were taken, and no frame was named by them.
+#[test]
+fn symbols_that_following_would_not_use_are_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("live.ktape");
+    tape(&path, |writer| writer.event(Launch::default()).unwrap());
+    assert_eq!(dump(&path, &["--symbols", "/usr/lib"]).status.code(), Some(0));
+    assert_eq!(dump(&path, &["--follow", "--symbols", "/usr/lib"]).status.code(), Some(2));
+}

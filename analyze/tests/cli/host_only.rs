@@ -6,7 +6,8 @@ use std::process::Output;
 use ktape_fixtures::live::{
     GEMM, INPUT_BYTES, LAYERS, LEAK_EVERY, OUTPUT_BYTES, OUTPUT_NS, PID, SCRATCH_BYTES, UNKNOWN, WAIT_NS, live,
 };
-use ktape_format::{Options, TapeWriter};
+use ktape_format::event::Kernel;
+use ktape_format::{Options, Sink as _, TapeWriter};
 use serde_json::{Value, json};
 
 use crate::on_tape::{run, stdout};
@@ -244,4 +245,35 @@ fn perfetto_says_that_launches_stand_for_kernels() {
     assert_eq!(json["device_times"], false);
     let bytes = std::fs::read(&trace).unwrap();
     assert!(String::from_utf8_lossy(&bytes).contains(SAID), "the processes' label");
+}
+
+/// The same service with the device's word on one kernel, as `--device-time` has it.
+fn tape_with_device_times() -> (tempfile::TempDir, PathBuf) {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("live.ktape");
+    let mut writer = TapeWriter::create(&path, &Options::batch("test")).unwrap();
+    live(&mut writer, REQUESTS).unwrap();
+    writer.event(Kernel { start_ns: 1_000, duration_ns: 500, stream: 1, ..Kernel::default() }).unwrap();
+    writer.finish().unwrap();
+    (folder, path)
+}
+
+/// `info` listed the dozens of processes that a shell had started, each as one of the recording.
+#[test]
+fn with_device_times_too_processes_that_made_no_calls_are_only_counted() {
+    let (_folder, tape) = tape_with_device_times();
+    let text = stdout(&run("info", &tape, &[]));
+    assert!(text.contains("process 4711 python3") && text.contains("1 kernel"), "{text}");
+    assert!(text.contains("\nand 1 process that made no GPU calls\n"), "{text}");
+    assert_eq!(text.lines().filter(|line| line.starts_with("process ")).count(), 1, "{text}");
+}
+
+/// It advised to record with PyTorch's stacks.
+#[test]
+fn with_device_times_the_cpu_sampler_says_what_to_record_instead() {
+    let (_folder, tape) = tape_with_device_times();
+    let refused = run("compare", &tape, &["--sampler", "cpu"]);
+    assert_eq!(refused.status.code(), Some(1));
+    let said = stderr(&refused);
+    assert!(said.contains("without `--device-time`") && !said.contains("PyTorch"), "{said}");
 }

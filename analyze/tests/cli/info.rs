@@ -5,8 +5,8 @@ use std::path::Path;
 use crate::common::analyze;
 use crate::on_tape::{run, stdout};
 use ktape_fixtures::decode_loop::{DecodeLoop, KERNELS_OUTSIDE, KERNELS_PER_LAYER, LAYERS, decode_loop};
-use ktape_format::event::{Launch, Lifecycle, Loss, lifecycle_kind};
-use ktape_format::{Options, Sink, TapeWriter};
+use ktape_format::event::{Launch, Lifecycle, Loss, Tally, lifecycle_kind};
+use ktape_format::{Options, Row as _, Sink, TapeWriter};
 use serde_json::Value;
 
 const STEPS: usize = 3;
@@ -159,6 +159,26 @@ fn a_part_of_a_trace() {
     assert!(error.contains("no event kind `kernels`") && error.contains("launch, graph_launch"), "{error}");
     let output = analyze(["info", path.to_str().unwrap(), "--pid", "1"]);
     assert!(String::from_utf8_lossy(&output.stderr).contains("the trace has 4711"));
+}
+
+/// Of every live recording `--from` and the times of losses counted from up to 8.6 s before it began, where the tally's interval does.
+#[test]
+fn times_count_from_the_first_event_and_not_from_the_interval_that_it_is_tallied_in() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("live.ktape");
+    let mut writer = TapeWriter::create(&path, &Options::batch("test")).unwrap();
+    let (began_ns, duration_ns) = (5_000_000_000, 8_589_934_592);
+    for start_ns in [began_ns, began_ns + 2_000_000] {
+        writer.event(Launch { start_ns, ..Launch::default() }).unwrap();
+    }
+    writer.event(Loss { start_ns: began_ns + 1_000_000, count: 1, ..Loss::default() }).unwrap();
+    writer.event(Tally { duration_ns, kind: Launch::KIND, seen: 3, written: 2, lost: 1, ..Tally::default() }).unwrap();
+    writer.finish().unwrap();
+    let launches = |options: &[&str]| info(&path, options).0["events"]["launch"].as_u64();
+    assert_eq!((launches(&["--to", "1ms"]), launches(&["--from", "1ms", "--to", "3ms"])), (Some(1), Some(1)));
+    let text = analyze(["info", path.to_str().unwrap()]);
+    let text = String::from_utf8_lossy(&text.stdout).into_owned();
+    assert!(text.contains("1 at 0.001000 s"), "{text}");
 }
 
 #[test]

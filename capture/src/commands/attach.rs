@@ -5,7 +5,6 @@ use anyhow::Result;
 use super::Outcome;
 use super::recording::{self, Recording};
 use crate::privileges;
-use crate::record::session::Session;
 use crate::target::libraries;
 use crate::target::process::{self, Process};
 
@@ -39,9 +38,9 @@ pub(super) fn run(args: &Args) -> Result<Outcome> {
     }
     let output = args.recording.output(&name, args.pids[0]);
     let stop = recording::stop_on_signals()?;
-    let options = args.recording.options(output.clone(), false);
+    let options = args.recording.options(output.clone(), false)?;
     let is_segmented = options.segments.is_some();
-    let mut session = Session::begin(options)?;
+    let mut session = super::begin::session(options)?;
     if is_segmented {
         recording::rotate_on_hangup(session.rotation())?;
     }

@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context as _, Result, bail, ensure};
 use clap::ValueEnum;
 
+use super::WrongOptions;
 use super::recording::Recording;
 use crate::privileges;
 use crate::record::inside::{self, DeviceTime};
@@ -81,7 +82,9 @@ impl Collection {
         let has_cupti = self.cupti.is_some() || !loader::cupti(program, variable).is_empty();
         let (collector, why) = self.decide(&Surroundings { no_probes, has_cupti })?;
         if let Some(path) = &self.cupti {
-            ensure!(collector != Collector::Outside, "--cupti is for --device-time cupti or --collector inside");
+            if collector == Collector::Outside {
+                return Err(wrong("--cupti is for --device-time cupti or --collector inside"));
+            }
             ensure!(path.is_file(), "--cupti {}: no such file", path.display());
         }
         let options = inside::Options {
@@ -103,7 +106,7 @@ impl Collection {
         let chosen = match collector {
             Collector::Inside => {
                 if let Some(option) = recording.needs_probes() {
-                    bail!("{option} takes eBPF probes, which --collector inside is without");
+                    return Err(wrong(&format!("{option} takes eBPF probes, which --collector inside is without")));
                 }
                 let library = library()?;
                 Chosen::Inside(options, library)
@@ -140,11 +143,13 @@ impl Collection {
                 )
             }
             (Collector::Outside, _) if wants_times => {
-                bail!("--device-time takes --collector inside or both: probes do not see when the GPU did what")
+                return Err(wrong(
+                    "--device-time takes --collector inside or both: probes do not see when the GPU did what",
+                ));
             }
             (Collector::Outside, Some(why)) => bail!("--collector outside: {why}"),
             (Collector::Both, _) if !wants_times => {
-                bail!("--collector both takes --device-time: calls are seen by the probes")
+                return Err(wrong("--collector both takes --device-time: calls are seen by the probes"));
             }
             (Collector::Both, Some(why)) => bail!("--collector both: {why}"),
             (Collector::Outside, _) => (Collector::Outside, "outside, as asked for".to_owned()),
@@ -152,6 +157,10 @@ impl Collection {
             (Collector::Both, None) => (Collector::Both, "both, as asked for".to_owned()),
         })
     }
+}
+
+fn wrong(why: &str) -> anyhow::Error {
+    WrongOptions(why.to_owned()).into()
 }
 
 #[cfg(test)]
@@ -162,6 +171,16 @@ mod tests {
         let no_probes = (!is_root).then(|| "not permitted".to_owned());
         let collection = Collection { device_time, collector, nvtx: false, cupti: None };
         collection.decide(&Surroundings { no_probes, has_cupti }).map(|(collector, _)| collector)
+    }
+
+    /// What a shell script asks: whether it called `capture` wrongly, or this machine can't.
+    #[test]
+    fn options_that_exclude_each_other_are_told_from_what_this_machine_has_not() {
+        let refused = |collector, time| decide(collector, time, false, false).expect_err("it cannot be");
+        assert!(refused(Collector::Outside, DeviceTime::Cupti).is::<WrongOptions>());
+        assert!(refused(Collector::Both, DeviceTime::Off).is::<WrongOptions>());
+        assert!(!refused(Collector::Both, DeviceTime::Cupti).is::<WrongOptions>());
+        assert!(!refused(Collector::Auto, DeviceTime::Off).is::<WrongOptions>());
     }
 
     #[test]

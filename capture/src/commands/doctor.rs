@@ -60,7 +60,7 @@ fn print(out: &mut impl Write, report: &Report) -> io::Result<()> {
     }
     writeln!(out, "{}", table.trim_fmt())?;
     let useful = report.checks.iter().filter(|check| check.need == crate::doctor::Need::Speed);
-    for check in useful.filter(|check| report.records && check.works != Some(true)) {
+    for check in useful.filter(|check| report.modes[0].works && check.works != Some(true)) {
         writeln!(out, "{}: {}", check.what, check.fix.unwrap_or_default())?;
     }
     Ok(())

@@ -7,6 +7,7 @@ use anyhow::Result;
 use clap::{Parser, Subcommand};
 
 mod attach;
+mod begin;
 mod collector;
 mod doctor;
 mod node;
@@ -54,6 +55,12 @@ pub enum Outcome {
     Unable,
 }
 
+/// The command line, or the configuration that it names, is wrong in a way that its parser cannot see: options that exclude each other,
+/// say.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+struct WrongOptions(String);
+
 /// Parses the command line, runs the command, prints its error if it fails, and decides the exit code: the only
 /// place that does.
 pub fn main() -> ExitCode {
@@ -63,12 +70,18 @@ pub fn main() -> ExitCode {
         Ok(Outcome::Blind) => ExitCode::from(4),
         Ok(Outcome::Command(code)) => ExitCode::from(code),
         Ok(Outcome::Unable) => ExitCode::FAILURE,
+        // The reader of our output went away (`capture probes … | head`), which is no fault.
+        Err(error) if is_broken_pipe(&error) => ExitCode::SUCCESS,
         Err(error) => {
             // A closed stderr leaves nobody to tell.
             let _ = writeln!(io::stderr(), "error: {error:#}");
-            ExitCode::FAILURE
+            if error.is::<WrongOptions>() { ExitCode::from(2) } else { ExitCode::FAILURE }
         }
     }
+}
+
+fn is_broken_pipe(error: &anyhow::Error) -> bool {
+    error.downcast_ref::<io::Error>().is_some_and(|error| error.kind() == io::ErrorKind::BrokenPipe)
 }
 
 fn run(command: Command) -> Result<Outcome> {

@@ -42,7 +42,14 @@ struct Answer<'a> {
 
 pub(super) fn run(args: &Args) -> Result<Outcome> {
     let name = || args.library.display().to_string();
-    let file = File::open(&args.library).with_context(|| format!("cannot open {}", name()))?;
+    let open = || -> io::Result<File> {
+        // To open a pipe would wait for somebody who writes into it.
+        match std::fs::metadata(&args.library)?.is_file() {
+            true => File::open(&args.library),
+            false => Err(io::Error::other("it is no regular file")),
+        }
+    };
+    let file = open().with_context(|| format!("cannot open {}", name()))?;
     let file = ReadCache::new(file);
     let kernel = Kernel::ask().ok();
     let functions = functions::all();

@@ -6,12 +6,13 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
 
-use anyhow::Result;
+use anyhow::{Context as _, Result};
 use clap::ValueEnum as _;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 
-use super::Outcome;
+use super::print::write_json;
 use super::segments::{Segments, is_directory};
+use super::{Outcome, WrongOptions};
 use crate::collect::events::LaunchScope;
 use crate::collect::inside::cost::Cost;
 use crate::collect::inside::device::DeviceCounts;
@@ -117,9 +118,14 @@ impl Recording {
     }
 
     /// What is to be recorded, and where to: segments, if the output is a directory.
-    pub(super) fn options(&self, output: PathBuf, follow: bool) -> Options {
-        Options {
-            segments: is_directory(&output).then(|| self.segments.options(&output)),
+    pub(super) fn options(&self, output: PathBuf, follow: bool) -> Result<Options, WrongOptions> {
+        let is_segmented = is_directory(&output);
+        if let Some(option) = self.segments.asked_for().filter(|_| !is_segmented) {
+            let (path, why) = (output.display(), "is for a recording of many segments");
+            return Err(WrongOptions(format!("{option} {why}, and {path} is one tape: -o DIR/ names a directory")));
+        }
+        Ok(Options {
+            segments: is_segmented.then(|| self.segments.options(&output)),
             output,
             follow,
             launch_durations: self.launch_durations,
@@ -132,7 +138,7 @@ impl Recording {
             node: None,
             launches: LaunchScope::default(),
             inside: None,
-        }
+        })
     }
 }
 
@@ -228,18 +234,23 @@ fn in_words(cost: &Cost) -> String {
     )
 }
 
-/// Says what was recorded: to a program, to a person, or to nobody.
+/// Says what was recorded: to a program, to a person, or to nobody. Who does not listen any more is not told, and that is no failure.
 pub(super) fn report_as(summary: &Summary, json: bool, quiet: bool) -> Result<()> {
     if json {
-        let mut out = io::stdout().lock();
-        serde_json::to_writer_pretty(&mut out, summary)?;
-        writeln!(out)?;
-        return Ok(());
+        return match write_json(io::stdout().lock(), summary) {
+            Err(error) if error.kind() != io::ErrorKind::BrokenPipe => {
+                Err(error).context("cannot write standard output")
+            }
+            _ => Ok(()),
+        };
     }
-    if quiet {
-        return Ok(());
+    if !quiet {
+        let _ = print(io::stderr().lock(), summary);
     }
-    let mut out = io::stderr().lock();
+    Ok(())
+}
+
+fn print(mut out: impl io::Write, summary: &Summary) -> io::Result<()> {
     if io::stderr().is_terminal() {
         write!(out, "\r\x1b[K")?;
     }

@@ -10,13 +10,13 @@ use std::sync::atomic::AtomicBool;
 use anyhow::{Context as _, Result};
 use rustix::process::{Resource, Rlimit};
 
-use super::Outcome;
 use super::collector::{Chosen, Collection};
 use super::recording::{self, Recording};
+use super::{Outcome, WrongOptions};
 use crate::collect::events::LaunchScope;
 use crate::record::alone::Alone;
 use crate::record::inside;
-use crate::record::session::{Options, Progress, Session};
+use crate::record::session::{Options, Progress};
 use crate::record::summary::Summary;
 use crate::target::loader;
 
@@ -60,10 +60,13 @@ although a process had the driver mapped and ran.";
 pub(super) fn run(args: &Args) -> Result<Outcome> {
     let program = &args.command[0];
     // Before anything is begun: a tape of that name must not go for a command that there is not.
-    let file = loader::find_program(Path::new(program), std::env::var_os("PATH"))
-        .with_context(|| format!("cannot run {}: no such program", program.to_string_lossy()))?;
+    let file = loader::find_program(Path::new(program), std::env::var_os("PATH")).with_context(|| {
+        format!("cannot run {}: no such program, or none that may be run", program.to_string_lossy())
+    })?;
     let output = args.recording.output(&program.to_string_lossy(), std::process::id());
-    let launches = LaunchScope::new(&args.python_path, args.kernel.as_deref()).context("--kernel")?;
+    let launches = LaunchScope::new(&args.python_path, args.kernel.as_deref());
+    let launches = launches.map_err(|error| WrongOptions(format!("--kernel: {error}")))?;
+    let mut options = args.recording.options(output, !args.no_children)?;
     let stop = recording::stop_on_signals()?;
     let (chosen, why) = args.collection.choose(&args.recording, &file, !args.no_children, args.kernel.is_some())?;
     if !args.recording.quiet {
@@ -72,7 +75,6 @@ pub(super) fn run(args: &Args) -> Result<Outcome> {
     }
     let mut command = Command::new(program);
     command.args(&args.command[1..]);
-    let mut options = args.recording.options(output, !args.no_children);
     options.launches = launches;
     let progress = recording::show_progress(args.recording.quiet);
     let (summary, mut child) = match chosen {
@@ -100,7 +102,7 @@ fn from_outside(
     progress: impl FnMut(Progress),
 ) -> Result<(Summary, Child)> {
     let is_segmented = options.segments.is_some();
-    let mut session = Session::begin(options)?;
+    let mut session = super::begin::session(options)?;
     if is_segmented {
         recording::rotate_on_hangup(session.rotation())?;
     }

@@ -17,7 +17,7 @@ pub mod surroundings;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Need {
-    /// Nothing is recorded without it.
+    /// Nothing is recorded by probes without it.
     Recording,
     /// Without it, only processes of the same user are recorded.
     OthersProcesses,
@@ -54,7 +54,7 @@ pub struct Mode {
 /// All that was found.
 #[derive(Debug, Serialize)]
 pub struct Report {
-    /// Whether recording works at all.
+    /// Whether recording works at all, by whichever mode.
     pub records: bool,
     /// The ways of recording.
     pub modes: Vec<Mode>,
@@ -84,9 +84,22 @@ impl Report {
             mode("run", &[Need::Recording]),
             mode("attach to your processes", &[Need::Recording]),
             mode("attach to anybody's", &[Need::Recording, Need::OthersProcesses]),
+            inside(&surroundings),
         ];
-        Report { records: modes[0].works, modes, checks, nops: tried.nops, surroundings }
+        Report { records: modes.iter().any(|mode| mode.works), modes, checks, nops: tried.nops, surroundings }
     }
+}
+
+/// What `capture run` does where there can be no probes. A command may have its own CUPTI beside it; one that was found here is sure.
+fn inside(found: &Surroundings) -> Mode {
+    let fix = match (&found.inside, found.cupti.is_empty()) {
+        (None, _) => Some("have libktape_inside.so where capture finds and Python loads it: see FOUND"),
+        (Some(_), true) => {
+            Some("have CUPTI where Python finds it, name one with --cupti, or take --device-time events")
+        }
+        (Some(_), false) => None,
+    };
+    Mode { mode: "run --collector inside", works: fix.is_none(), fix }
 }
 
 /// A recorder on a full disk counts what it loses; better that it need not.

@@ -64,6 +64,11 @@ impl Folder {
         Ok(Folder { directory: self.directory.try_clone()?, name: self.name.clone() })
     }
 
+    /// The directory as it was opened.
+    pub(super) fn file(&self) -> &File {
+        &self.directory
+    }
+
     /// What the directory is called.
     pub(super) fn name(&self) -> &str {
         &self.name

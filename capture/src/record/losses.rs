@@ -38,6 +38,8 @@ struct Untold {
 }
 
 const BUFFER: &str = "the ring buffer between the probes and the recorder was full";
+/// The program counts these together.
+const OFF_CPU: &str = "their end was not seen, the ring buffer was full, or too many threads were off their processors";
 const RINGS: &str = "the ring between the library inside the process and the recorder was full";
 const UNKNOWN: &str = "the recorder did not come to know their process";
 
@@ -78,7 +80,7 @@ impl Losses {
         }
         self.add(event::CpuSample::KIND, samples.calls_lost - self.samples_lost, BUFFER);
         self.samples_lost = samples.calls_lost;
-        self.add(event::OffCpu::KIND, off_cpu.lost - self.off_cpu_lost, BUFFER);
+        self.add(event::OffCpu::KIND, off_cpu.lost - self.off_cpu_lost, OFF_CPU);
         self.off_cpu_lost = off_cpu.lost;
         self.tell_untold(now_ns, tape)
     }

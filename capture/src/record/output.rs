@@ -85,8 +85,11 @@ impl Output {
     pub fn finish(self) -> Finished {
         match self {
             Output::Tape(tape, path) => {
-                let failure = tape.finish().err().map(|error| format!("{}: {error}", path.display()));
-                let bytes = std::fs::metadata(&path).map_or(0, |data| data.len());
+                let (closed, data) = (tape.finish(), std::fs::metadata(&path));
+                let bytes = data.as_ref().map_or(0, |data| data.len());
+                // One that was deleted meanwhile is a failure too.
+                let failure = closed.err().or(data.err().map(TapeError::from));
+                let failure = failure.map(|error| format!("{}: {error}", path.display()));
                 Finished { bytes, failure, troubles: Vec::new() }
             }
             Output::Segments(segments) => segments.finish(),
@@ -124,5 +127,23 @@ impl Sink for Output {
             Output::Tape(tape, _) => tape.lost_events(),
             Output::Segments(segments) => segments.lost_events(),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// It ended with 0, and a summary of what had been written.
+    #[test]
+    fn a_tape_that_was_deleted_while_it_was_written_is_a_failure() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("run.ktape");
+        let tape = Output::tape(&path, &TapeOptions::batch("test")).expect("there is room");
+        std::fs::remove_file(&path).expect("it is there");
+        let finished = tape.finish();
+        assert!(finished.failure.is_some_and(|why| why.contains("run.ktape: ")));
+        let tape = Output::tape(&path, &TapeOptions::batch("test")).expect("there is room");
+        assert_eq!(tape.finish().failure, None);
     }
 }

@@ -6,6 +6,7 @@
 //! [`Catalog`](ktape_format::Catalog).
 
 use std::fs::File;
+use std::os::unix::fs::MetadataExt as _;
 use std::path::PathBuf;
 use std::time::{Duration, Instant, SystemTime};
 
@@ -143,7 +144,13 @@ impl Segments {
         self.looked = Instant::now();
         self.troubles.extend(self.keeper.troubles());
         anyhow::ensure!(!self.keeper.has_ended(), "{ENDED}");
+        let directory = self.options.directory.display();
+        anyhow::ensure!(!is_deleted(self.folder.file()), "{directory} was deleted under the recorder");
         self.is_long = self.file.metadata().is_ok_and(|data| data.len() >= self.options.size_bytes);
+        if is_deleted(&self.file) {
+            self.trouble(format!("{} was deleted while it was written", self.name.tape()));
+            self.is_long = true;
+        }
         if let Some(trouble) = self.tape.trouble() {
             let trouble = format!("a segment could not be written: {trouble}");
             self.keeper.make_room();
@@ -180,7 +187,8 @@ impl Segments {
 
     /// Ends the last segment, and waits until all are rolled up.
     pub fn finish(self) -> Finished {
-        let Segments { folder, tape, name, keeper, mut troubles, catalog, .. } = self;
+        let Segments { folder, file, tape, name, keeper, mut troubles, catalog, .. } = self;
+        let deleted = is_deleted(&file).then(|| format!("{} was deleted while it was written", name.tape()));
         let closed = keeper.take(Ended { tape, name });
         let kept = keeper.finish();
         troubles.extend(kept.troubles);
@@ -188,7 +196,7 @@ impl Segments {
         if catalog.missing() > 0 {
             troubles.push(format!("{} references to definitions that had been forgotten", catalog.missing()));
         }
-        Finished { bytes: folder.bytes().unwrap_or(0), failure: kept.failure, troubles }
+        Finished { bytes: folder.bytes().unwrap_or(0), failure: kept.failure.or(deleted), troubles }
     }
 
     fn trouble(&mut self, what: String) {
@@ -196,6 +204,11 @@ impl Segments {
             self.troubles.push(what);
         }
     }
+}
+
+/// Whether a file or directory that we have open has no name any more: what is in it is lost with us.
+fn is_deleted(file: &File) -> bool {
+    file.metadata().is_ok_and(|data| data.nlink() == 0)
 }
 
 /// Begins the segment of this number.

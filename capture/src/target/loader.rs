@@ -119,13 +119,14 @@ fn variable_folders(variable: impl Fn(&str) -> Option<OsString>) -> Vec<PathBuf>
 
 /// The file that a shell would run for a command.
 pub fn find_program(command: &Path, path: Option<OsString>) -> Option<PathBuf> {
-    if command.as_os_str().as_bytes().contains(&b'/') {
-        return command.is_file().then(|| command.to_owned());
-    }
-    std::env::split_paths(&path?).map(|folder| folder.join(command)).find(|file| {
+    let can_run = |file: &PathBuf| {
         use std::os::unix::fs::PermissionsExt as _;
         file.metadata().is_ok_and(|facts| facts.is_file() && facts.permissions().mode() & 0o111 != 0)
-    })
+    };
+    if command.as_os_str().as_bytes().contains(&b'/') {
+        return Some(command.to_owned()).filter(can_run);
+    }
+    std::env::split_paths(&path?).map(|folder| folder.join(command)).find(can_run)
 }
 
 /// A folder's CUDA libraries, by name.
@@ -214,6 +215,20 @@ mod tests {
         assert_eq!(cached_paths(b"no cache"), None);
         for end in 0..bytes.len() {
             let _ = cached_paths(&bytes[..end]);
+        }
+    }
+
+    /// The tape of that name was replaced by one of nothing, before it was noticed that the command cannot be run.
+    #[test]
+    fn a_path_to_what_may_not_be_run_is_no_program() {
+        use std::os::unix::fs::PermissionsExt as _;
+        let folder = tempfile::tempdir().expect("a folder");
+        let file = folder.path().join("program");
+        fs::write(&file, "#!/bin/sh").expect("a file");
+        for (mode, found) in [(0o644, None), (0o755, Some(file.clone()))] {
+            fs::set_permissions(&file, fs::Permissions::from_mode(mode)).expect("it is ours");
+            assert_eq!(find_program(&file, None), found);
+            assert_eq!(find_program(Path::new("program"), Some(folder.path().into())), found);
         }
     }
 

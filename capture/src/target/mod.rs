@@ -39,6 +39,9 @@ pub enum Error {
         /// Whose thread it is.
         process: u32,
     },
+    /// It has no memory of its own that could have a library in it.
+    #[error("process {0} is one of the kernel's own, which calls no CUDA")]
+    Kernel(u32),
     /// Processes have other numbers here than the kernel has for them.
     #[error(
         "capture runs in a pid namespace of its own; run it on the host, or in a container with the host's (--pid=host)"

@@ -71,16 +71,20 @@ pub fn is_running(pid: u32) -> bool {
     Stat::of(pid).is_ok_and(|stat| stat.is_running())
 }
 
-/// Demands that a number is that of a process which runs: not of one of its threads, and not of one that has ended and waits for
-/// its parent.
+/// Demands that a number is that of a process which runs: not of one of its threads, not of one that has ended and waits for
+/// its parent, and not of one of the kernel's own.
 pub fn must_run(pid: u32) -> Result<(), Error> {
     let status = read(pid, "status")?;
-    let status = String::from_utf8_lossy(&status);
-    let process =
-        status.lines().find_map(|line| line.strip_prefix("Tgid:")).and_then(|number| number.trim().parse().ok());
-    match process {
+    must_be_process(pid, &String::from_utf8_lossy(&status), is_running(pid))
+}
+
+/// The same, of what `/proc/PID/status` says: only what has memory of its own has its size there.
+fn must_be_process(pid: u32, status: &str, is_running: bool) -> Result<(), Error> {
+    let line = |key| status.lines().find_map(|line| line.strip_prefix(key)).map(str::trim);
+    match line("Tgid:").and_then(|number| number.parse().ok()) {
         Some(process) if process != pid => Err(Error::Thread { tid: pid, process }),
-        _ if !is_running(pid) => Err(Error::NoSuchProcess(pid)),
+        _ if !is_running => Err(Error::NoSuchProcess(pid)),
+        _ if line("VmSize:").is_none() => Err(Error::Kernel(pid)),
         _ => Ok(()),
     }
 }
@@ -224,6 +228,16 @@ mod tests {
         assert_eq!(Stat::parse(text), Some(expected));
         assert_eq!(Stat::parse(b"7 (a S 3"), None);
         assert_eq!(Stat::parse(b"7 )a( S 3"), None);
+    }
+
+    /// One of the kernel's was recorded, until somebody lost patience.
+    #[test]
+    fn threads_and_what_the_kernel_runs_itself_are_no_processes() {
+        let of = |status: &str, is_running| must_be_process(7, status, is_running).map_err(|error| error.to_string());
+        assert_eq!(of("Name:\ta\nTgid:\t7\nVmSize:\t  2048 kB\n", true), Ok(()));
+        assert!(of("Name:\ta\nTgid:\t5\nVmSize:\t  2048 kB\n", true).is_err_and(|why| why.contains("process 5")));
+        assert!(of("Name:\tkthreadd\nTgid:\t7\n", true).is_err_and(|why| why.contains("kernel")));
+        assert!(of("Name:\tzombie\nTgid:\t7\n", false).is_err_and(|why| why.contains("no process 7")));
     }
 
     #[test]

@@ -97,6 +97,11 @@ fn files_that_are_no_library() {
         assert_eq!(output.status.code(), Some(1), "{error}");
         assert!(error.starts_with("error: ") && error.contains(says) && error.lines().count() == 1, "{error}");
     }
+    // It waited for somebody who would write into it.
+    let pipe = folder.path().join("pipe");
+    assert!(std::process::Command::new("mkfifo").arg(&pipe).status().expect("mkfifo starts").success());
+    let output = capture([Path::new("probes"), Path::new("--library"), &pipe]);
+    assert!(String::from_utf8_lossy(&output.stderr).contains("it is no regular file"), "{output:?}");
     let output = capture([Path::new("probes"), Path::new("--library"), &folder.path().join("none")]);
     assert!(String::from_utf8_lossy(&output.stderr).contains("No such file"), "{output:?}");
 }

@@ -67,6 +67,12 @@ fn run_ends_as_its_command_does() {
     assert_eq!(code(&["sh", "-c", "exit 7"]), Some(7));
     assert_eq!(code(&["sh", "-c", "kill -9 $$"]), Some(128 + 9));
     assert_eq!(code(&["no-such-program"]), Some(1));
+    // Also where nobody listens any more: it ended with 1.
+    for options in [&["-o", &tape, "--"][..], &["--json", "-o", &tape, "--"]] {
+        let mut run = scene.capture(&[&["run"], options, &["sh", "-c", "exit 7"]].concat());
+        let closed = || std::io::pipe().expect("a pipe").1;
+        assert_eq!(run.stdout(closed()).stderr(closed()).status().expect("capture starts").code(), Some(7));
+    }
     assert_eq!(scene.capture(&["run"]).output().expect("capture starts").status.code(), Some(2));
 }
 

@@ -540,6 +540,42 @@ fn as_nobody(scene: &Scene, capabilities: &str, arguments: &[&str]) -> Command {
     command
 }
 
+/// A `systemctl reload` right after the start. The kernel leaves off checking a program when there is a signal to handle: that ended the
+/// recorder, or made it take the kernel for one that has no links for many probes.
+#[test]
+fn signals_while_it_begins_cost_no_probe() {
+    let Some(scene) = Scene::new("node, signals") else { return };
+    let mut command = scene.capture(&["node", "--json", "-o", &scene.path("node")]);
+    let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("capture starts");
+    let pid = rustix::process::Pid::from_child(&child);
+    let listens = || {
+        let status = std::fs::read_to_string(format!("/proc/{}/status", child.id())).unwrap_or_default();
+        let handled = status.lines().find_map(|line| line.strip_prefix("SigCgt:")).map(str::trim);
+        // SIGHUP is the first.
+        handled.is_some_and(|set| u64::from_str_radix(set, 16).is_ok_and(|set| set & 1 != 0))
+    };
+    let began = Instant::now();
+    while !listens() {
+        assert!(began.elapsed() < Duration::from_secs(60), "it does not listen");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    for _ in 0..400 {
+        if child.try_wait().expect("it is ours").is_none() {
+            rustix::process::kill_process(pid, Signal::HUP).expect("it is ours");
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    if child.try_wait().expect("it is ours").is_none() {
+        rustix::process::kill_process(pid, Signal::TERM).expect("it is ours");
+    }
+    let output = child.wait_with_output().expect("it is ours");
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(output.status.success(), "{said}");
+    let summary: serde_json::Value = serde_json::from_slice(&output.stdout).expect("a summary");
+    assert!(summary["probes"].as_u64() > Some(0) && !said.contains("no probe at"), "{summary} {said}");
+    assert_eq!(summary["blind_spots"], serde_json::json!([]), "{said}");
+}
+
 #[test]
 fn three_capabilities_are_enough_and_one_less_is_told() {
     let Some(python) = pythons().pop() else { return };

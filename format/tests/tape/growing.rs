@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use ktape_format::definition::Frame;
-use ktape_format::event::{Launch, Loss, Slice};
+use ktape_format::event::{Launch, Loss, Slice, Tally};
 use ktape_format::{Follower, Sink, Table, Tape, TapeError, TapeWriter, Wanted};
 
 use crate::staged;
@@ -137,6 +137,7 @@ fn a_tape_that_has_only_a_tail_knows_when_it_began() {
     let file = tempfile::NamedTempFile::new().unwrap();
     let mut writer = TapeWriter::create(file.path(), &staged(4096)).unwrap();
     writer.event(Loss { start_ns: 3, ..Loss::default() }).unwrap();
+    writer.event(Tally { start_ns: 4, ..Tally::default() }).unwrap();
     writer.event(Launch { start_ns: 8, ..Launch::default() }).unwrap();
     writer.event(Launch { start_ns: 7, ..Launch::default() }).unwrap();
     assert_eq!(Tape::open(file.path()).unwrap().first_ns(), Some(7));

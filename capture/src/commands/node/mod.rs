@@ -12,7 +12,7 @@ use rustix::process::{Resource, Rlimit};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 
 use self::settings::Settings;
-use super::{Outcome, recording};
+use super::{Outcome, WrongOptions, recording};
 use crate::collect::events::LaunchScope;
 use crate::privileges;
 use crate::record::session::{Options, Progress, Session};
@@ -51,7 +51,8 @@ const SAY: Duration = Duration::from_secs(600);
 pub(super) fn run(args: Args) -> Result<Outcome> {
     let Args { config, settings: asked, json, quiet } = args;
     let mut settings = asked.clone().with_file(config.as_deref())?;
-    let folder = settings.output.clone().context("where to? -o DIR, or output in the configuration")?;
+    let nowhere = || WrongOptions("where to? -o DIR, or output in the configuration".to_owned());
+    let folder = settings.output.clone().ok_or_else(nowhere)?;
     privileges::demand()?;
     privileges::give_up_the_rest()?;
     // Only what leads to it: whose it is, and whether another recorder has it, is looked at when it is opened.
@@ -62,7 +63,7 @@ pub(super) fn run(args: Args) -> Result<Outcome> {
     // Each recorded process takes a descriptor.
     let limit = rustix::process::getrlimit(Resource::Nofile);
     let _ = rustix::process::setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit });
-    let mut session = Session::begin(Options {
+    let mut session = super::begin::session(Options {
         output: folder.clone(),
         segments: Some(settings.segments(&folder)),
         follow: false,

@@ -1,18 +1,24 @@
 //! The options of `capture node`: of the command line, and of a file that has them by the same names.
 
+use std::fs::File;
+use std::io::Read as _;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use anyhow::{Context as _, Result, anyhow};
+use anyhow::{Context as _, Result};
 use serde::Deserialize;
 
 use crate::collect::nvml;
 use crate::commands::quantities::{Bytes, Span};
-use crate::commands::recording;
+use crate::commands::segments::{SEGMENT_BYTES, SEGMENT_TIME};
+use crate::commands::{WrongOptions, recording};
 use crate::kernel::sampler::MOST_HZ;
 use crate::probes::groups::Group;
 use crate::record::scope::Scope;
 use crate::record::segments;
+
+/// No configuration is so long; what a device gives has no end.
+const MOST_BYTES: u64 = 1 << 20;
 
 /// See the module. What was not said is `None`, empty or false.
 #[derive(clap::Args, Clone, Debug, Default, PartialEq, Deserialize)]
@@ -89,13 +95,17 @@ impl Settings {
     pub(super) fn with_file(self, file: Option<&Path>) -> Result<Settings> {
         let Some(path) = file else { return self.checked() };
         let at = || format!("the configuration {}", path.display());
-        let text = std::fs::read_to_string(path).with_context(at)?;
+        let mut text = String::new();
+        let read = File::open(path).and_then(|file| file.take(MOST_BYTES).read_to_string(&mut text));
+        if read.with_context(at)? as u64 == MOST_BYTES {
+            return Err(WrongOptions(format!("{}: longer than a configuration is", at())).into());
+        }
         // In one line, as a log has them.
         let told = |error: toml::de::Error| {
             let before = text.get(..error.span().map_or(0, |span| span.start)).unwrap_or_default();
-            anyhow!("line {}: {}", 1 + before.matches('\n').count(), error.message())
+            WrongOptions(format!("{}: line {}: {}", at(), 1 + before.matches('\n').count(), error.message()))
         };
-        let file: Settings = toml::from_str(&text).map_err(told).with_context(at)?;
+        let file: Settings = toml::from_str(&text).map_err(told)?;
         self.over(file).checked()
     }
 
@@ -125,13 +135,12 @@ impl Settings {
     /// What can be known to be wrong before anything is begun.
     fn checked(self) -> Result<Settings> {
         if let Some(kernel) = &self.kernel {
-            regex::Regex::new(kernel).context("kernel")?;
+            regex::Regex::new(kernel).map_err(|error| WrongOptions(format!("kernel: {error}")))?;
         }
         // Of a launch that is not sent nobody knows that it is what returns.
-        anyhow::ensure!(
-            self.python_path.is_empty() || !self.launch_durations,
-            "python-path and launch-durations cannot be had together"
-        );
+        if !self.python_path.is_empty() && self.launch_durations {
+            return Err(WrongOptions("python-path and launch-durations cannot be had together".to_owned()).into());
+        }
         Ok(self)
     }
 
@@ -161,8 +170,8 @@ impl Settings {
         let span = |said: Option<Span>, else_said| said.map_or(else_said, |Span(span)| span);
         segments::Options {
             directory: directory.to_owned(),
-            size_bytes: bytes(self.segment_size, 256 << 20),
-            time: span(self.segment_time, Duration::from_secs(600)),
+            size_bytes: bytes(self.segment_size, SEGMENT_BYTES),
+            time: span(self.segment_time, SEGMENT_TIME),
             keep_bytes: Some(bytes(self.keep_size, 10 << 30)),
             keep_age: Some(span(self.keep_age, Duration::from_secs(7 * 86_400))),
         }
@@ -251,8 +260,19 @@ mod tests {
             assert!(expected.iter().all(|part| error.contains(part)), "{text}: {error}");
         }
         assert!(format!("{:#}", file("kernel = \"(\"").expect_err("no expression")).contains("kernel"));
+        let both = "python-path = [\"*\"]\nlaunch-durations = true\n";
+        for text in ["nativ = true\n", "kernel = \"(\"\n", both] {
+            assert!(file(text).expect_err(text).is::<WrongOptions>(), "exit code 2: {text}");
+        }
         let error = Settings::default().with_file(Some(Path::new("/no/such.toml"))).expect_err("no file");
         assert!(format!("{error:#}").contains("/no/such.toml"));
+    }
+
+    /// It was read until the memory was full.
+    #[test]
+    fn a_file_without_an_end_is_no_configuration() {
+        let error = Settings::default().with_file(Some(Path::new("/dev/zero"))).expect_err("no configuration");
+        assert_eq!(format!("{error:#}"), "the configuration /dev/zero: longer than a configuration is");
     }
 
     #[test]

@@ -247,6 +247,27 @@ fn a_segment_ends_when_it_is_long_enough() {
     assert_eq!(totals(folder.path()).0.values().map(|(count, _)| count).sum::<u64>(), launched);
 }
 
+/// It went on for hours into a file without a name, and ended with 0.
+#[test]
+fn a_segment_or_directory_that_is_deleted_under_the_recorder_is_told() {
+    let folder = tempfile::tempdir().unwrap();
+    let directory = folder.path().join("node");
+    let mut segments = Segments::begin(options(&directory), patient()).unwrap();
+    let look = |segments: &mut Segments| {
+        segments.looked -= LOOK;
+        segments.tend()
+    };
+    look(&mut segments).unwrap();
+    assert!(!segments.is_due() && segments.take_troubles().is_empty());
+    std::fs::remove_file(directory.join(segments.name.tape())).unwrap();
+    look(&mut segments).unwrap();
+    assert!(segments.is_due(), "the next has a name again");
+    assert!(segments.take_troubles().concat().contains("was deleted while it was written"));
+    std::fs::remove_dir_all(&directory).unwrap();
+    assert!(look(&mut segments).unwrap_err().to_string().contains("node was deleted under the recorder"));
+    assert!(segments.finish().failure.is_some_and(|why| why.contains("was deleted")));
+}
+
 #[test]
 fn only_one_recorder_and_no_link() {
     let folder = tempfile::tempdir().unwrap();
