@@ -44,27 +44,29 @@ fn a_number_says_that_it_is_of_a_later_call_than_the_last_that_found_no_room() {
     let (mut kernel, mut ring) =
         Kernel::load_for(&functions, RING_BYTES, Purpose { announced: true, ..Purpose::default() })
             .expect("the programs are loaded");
+    const CALL: usize = 0;
+    const ANNOUNCE: usize = 1;
     // SAFETY: push and pop of a register that a caller keeps leave all as it was.
-    let function = || unsafe { CodePage::new(&[0x55, 0x5d]) }.expect("a page");
-    let (call, announce) = (function(), function());
-    for (page, program, cookie) in [(&call, Program::Enter, launch), (&announce, Program::Correlated, 0)] {
-        let link = Link { program, symbol: "a function of the test's own", file_offset: 0, cookie };
+    let page = unsafe { CodePage::new(&[&[0x55, 0x5d], &[0x55, 0x5d]]) }.expect("a page");
+    for (function, program, cookie) in [(CALL, Program::Enter, launch), (ANNOUNCE, Program::Correlated, 0)] {
+        let file_offset = CodePage::offset(function);
+        let link = Link { program, symbol: "a function of the test's own", file_offset, cookie };
         let attached = kernel.attach(&[link], &open_path(page.file())).expect("the kernel takes it");
         assert_eq!(attached.refused, Vec::<String>::new());
     }
     kernel.set_target(std::process::id(), Target { generation: 1, ..Target::default() }).expect("there is room");
 
-    announce.call();
+    page.call(ANNOUNCE);
     // More than there is room for; what is announced is shorter than a call, and finds some.
-    (0..60).for_each(|_| call.call());
-    announce.call();
+    (0..60).for_each(|_| page.call(CALL));
+    page.call(ANNOUNCE);
     let full = told(&mut ring);
     assert!(matches!(full[..2], [Told::Number(0), Told::Call(_)]), "nothing was lost yet: {full:?}");
     let [.., Told::Call(last_ns), Told::Number(not_before_ns)] = full[..] else { panic!("{full:?}") };
     assert!(full.len() < 60 && not_before_ns > last_ns, "it is none of the calls that are there: {full:?}");
 
-    call.call();
-    announce.call();
+    page.call(CALL);
+    page.call(ANNOUNCE);
     let [Told::Call(call_ns), Told::Number(not_before_ns)] = told(&mut ring)[..] else {
         panic!("a call, and its number")
     };

@@ -11,6 +11,7 @@ use aya::programs::uprobe::{UProbeAttachLocation, UProbeAttachPoint, UProbeLinkI
 
 use super::multi::Multi;
 use super::programs::KernelError;
+use crate::probes::closing::{close_all, close_soon};
 
 /// A probe to set.
 #[derive(Clone, Copy, Debug)]
@@ -148,23 +149,39 @@ impl Links {
 
     /// Takes away what was set together.
     pub(super) fn detach_group(&mut self, group: Group, ebpf: &mut Ebpf) -> Result<(), KernelError> {
-        self.detach_if(ebpf, |of, _| of == group)
+        close_all(self.take_if(ebpf, |of, _| of == group)?);
+        Ok(())
+    }
+
+    /// Has taken away soon what was set together, at code that nobody calls any more.
+    pub(super) fn detach_group_soon(&mut self, group: Group, ebpf: &mut Ebpf) -> Result<(), KernelError> {
+        close_soon(self.take_if(ebpf, |of, _| of == group)?);
+        Ok(())
     }
 
     /// Takes away all probes with this program.
     pub(super) fn detach_program(&mut self, program: Program, ebpf: &mut Ebpf) -> Result<(), KernelError> {
-        self.detach_if(ebpf, |_, which| which == program)
+        close_all(self.take_if(ebpf, |_, which| which == program)?);
+        Ok(())
     }
 
     /// Takes all away.
     pub(super) fn detach(&mut self, ebpf: &mut Ebpf) -> Result<(), KernelError> {
-        self.detach_if(ebpf, |_, _| true)
+        close_all(self.take_if(ebpf, |_, _| true)?);
+        Ok(())
     }
 
-    fn detach_if(&mut self, ebpf: &mut Ebpf, goes: impl Fn(Group, Program) -> bool) -> Result<(), KernelError> {
-        self.files.retain(|(group, which, _)| !goes(*group, *which));
-        let goes = |(group, (which, _), _): &mut (Group, Named, UProbeLinkId)| goes(*group, *which);
-        self.single.extract_if(.., goes).try_for_each(|(_, program, link)| detach(ebpf, program, link))
+    fn take_if(
+        &mut self,
+        ebpf: &mut Ebpf,
+        goes: impl Fn(Group, Program) -> bool,
+    ) -> Result<Vec<Box<dyn Send>>, KernelError> {
+        let files = self.files.extract_if(.., |(group, which, _)| goes(*group, *which));
+        let mut taken: Vec<Box<dyn Send>> = files.map(|(_, _, file)| Box::new(file) as _).collect();
+        for (_, (_, name), link) in self.single.extract_if(.., |(group, (which, _), _)| goes(*group, *which)) {
+            taken.push(Box::new(uprobe(ebpf, name)?.take_link(link)?));
+        }
+        Ok(taken)
     }
 }
 
@@ -177,10 +194,6 @@ pub(super) fn map_fd(map: &Map) -> Option<RawFd> {
         _ => return None,
     };
     Some(data.fd().as_fd().as_raw_fd())
-}
-
-fn detach(ebpf: &mut Ebpf, (_, name): Named, link: UProbeLinkId) -> Result<(), KernelError> {
-    Ok(uprobe(ebpf, name)?.detach(link)?)
 }
 
 fn uprobe<'a>(ebpf: &'a mut Ebpf, name: &'static str) -> Result<&'a mut UProbe, KernelError> {

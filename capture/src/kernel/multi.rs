@@ -120,3 +120,34 @@ fn bpf(command: bpf_cmd, attr: &mut bpf_attr) -> io::Result<OwnedFd> {
     // SAFETY: the kernel has just given it to us.
     Ok(unsafe { OwnedFd::from_raw_fd(fd as RawFd) })
 }
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use crate::kernel::programs::Kernel;
+    use crate::probes::functions;
+
+    /// The verifier goes through the entry's walk once (53,000 instructions), not once for each work space (211,000): it is what a recording waits
+    /// for at its beginning.
+    #[test]
+    fn on_trial_the_verifier_is_soon_through_the_programs() {
+        if crate::privileges::demand().is_err() {
+            eprintln!("SKIPPED: not root");
+            return;
+        }
+        let (mut kernel, _ring) = Kernel::load(&functions::all(), 1 << 20).expect("the programs are loaded");
+        kernel.sample(1).expect("the sampler is loaded");
+        let of_file = |path| {
+            let facts = fs::read_to_string(path).ok()?;
+            facts.lines().find_map(|line| line.strip_prefix("verified_insns:")?.trim().parse::<u64>().ok())
+        };
+        let files = fs::read_dir("/proc/self/fdinfo").expect("the files of this process");
+        let verified: Vec<u64> = files.filter_map(|file| of_file(file.expect("a file").path())).collect();
+        let Some(most) = verified.iter().max() else {
+            eprintln!("SKIPPED: this kernel does not say what it verified");
+            return;
+        };
+        assert!((1_000..100_000).contains(most), "{verified:?}");
+    }
+}

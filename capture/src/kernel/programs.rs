@@ -294,7 +294,8 @@ impl Kernel {
         self.links.detach_group(group, &mut self.ebpf)
     }
 
-    /// Does something while these probes are set, which the kernel must not refuse, and takes them away again.
+    /// Does something while these probes are set, which the kernel must not refuse. They are taken away soon after, so that it must
+    /// be code that nobody else calls.
     pub fn while_attached<T>(
         &mut self,
         links: &[Link<'_>],
@@ -303,7 +304,7 @@ impl Kernel {
     ) -> Result<T, KernelError> {
         let Attached { group, refused } = self.links.attach(&mut self.ebpf, links, library)?;
         let result = action();
-        self.links.detach_group(group, &mut self.ebpf)?;
+        self.links.detach_group_soon(group, &mut self.ebpf)?;
         match refused.into_iter().next() {
             Some(refused) => Err(KernelError::Trial(std::io::Error::other(refused))),
             None => Ok(result),

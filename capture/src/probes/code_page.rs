@@ -1,4 +1,4 @@
-//! A function of our own to put probes on: a page of code in a file in memory, mapped into this process.
+//! Functions of our own to put probes on: a page of code in a file in memory, mapped into this process.
 //!
 //! What a probe costs depends on the instruction under it, so it can only be tried on a function whose bytes are chosen.
 
@@ -11,6 +11,8 @@ use rustix::fs::{MemfdFlags, memfd_create};
 use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 
 const PAGE_BYTES: usize = 4096;
+/// From one function to the next.
+const FUNCTION_BYTES: usize = 64;
 const RET: u8 = 0xc3;
 
 /// The page. It is unmapped when this is dropped.
@@ -20,15 +22,17 @@ pub struct CodePage {
 }
 
 impl CodePage {
-    /// A function of these bytes, and behind them nothing but `ret`.
+    /// Functions of these bytes, and behind each nothing but `ret`.
     ///
     /// # Safety
     ///
-    /// With a `ret` behind it the code is a function of C without arguments, at its beginning.
-    pub unsafe fn new(code: &[u8]) -> io::Result<CodePage> {
+    /// With a `ret` behind it each code is a function of C without arguments.
+    pub unsafe fn new(codes: &[&[u8]]) -> io::Result<CodePage> {
         let file = File::from(memfd_create("ktape-probe-trial", MemfdFlags::CLOEXEC)?);
         let mut page = [RET; PAGE_BYTES];
-        page[..code.len()].copy_from_slice(code);
+        for (function, code) in page.chunks_mut(FUNCTION_BYTES).zip(codes) {
+            function[..code.len()].copy_from_slice(code);
+        }
         (&file).write_all(&page)?;
         // SAFETY: a new private mapping of a file of one page, which nothing else knows.
         let mapping = unsafe {
@@ -37,15 +41,22 @@ impl CodePage {
         Ok(CodePage { file, mapping })
     }
 
-    /// The file that a probe is put on; the function is at its beginning.
+    /// The file that probes are put on.
     pub fn file(&self) -> &File {
         &self.file
     }
 
-    /// Calls the function.
-    pub fn call(&self) {
-        // SAFETY: by the word of who made it a function is there; the processor sees what was written before it was mapped.
-        let function = unsafe { std::mem::transmute::<*mut c_void, extern "C" fn()>(self.mapping) };
+    /// Where a function begins in the file.
+    pub fn offset(function: usize) -> u64 {
+        (function * FUNCTION_BYTES) as u64
+    }
+
+    /// Calls a function.
+    pub fn call(&self, function: usize) {
+        let function = self.mapping.wrapping_byte_add(function * FUNCTION_BYTES % PAGE_BYTES);
+        // SAFETY: by the word of who made it a function is there, or nothing but `ret`; the processor sees what was written before it
+        // was mapped.
+        let function = unsafe { std::mem::transmute::<*mut c_void, extern "C" fn()>(function) };
         function();
     }
 }

@@ -6,6 +6,7 @@
 use object::ReadRef;
 use serde::Serialize;
 
+pub mod closing;
 pub mod code_page;
 pub mod collectives;
 pub mod execution;

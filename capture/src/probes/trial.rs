@@ -1,6 +1,6 @@
 //! Asks the running kernel what probes on `nop`s cost: by placing one and looking what became of it, not by its version.
 //!
-//! Two functions of a `nop` and a `ret` are put into a file in memory, mapped, probed with an event that nothing reads, and called.
+//! Two functions of a `nop` and a `ret` are put into a file in memory, mapped, probed with events that nothing reads, and called.
 //! A kernel that single-steps needs memory for the copied instruction and maps it as `[uprobes]`; one that puts a call there maps
 //! `[uprobes-trampoline]`; one that emulates maps nothing. The mappings stay, one page each, with this process.
 
@@ -11,6 +11,7 @@ use std::sync::{Mutex, PoisonError};
 
 use aya_obj::generated::perf_event_attr;
 
+use super::closing::close_soon;
 use super::code_page::CodePage;
 use super::execution::{Cost, Kernel, NOP5};
 
@@ -33,31 +34,30 @@ impl Kernel {
     }
 
     fn try_probes() -> io::Result<Kernel> {
+        // SAFETY: they do nothing.
+        let page = unsafe { CodePage::new(&[&NOP5, &LONG_NOP])? };
+        let events = [probe(page.file(), CodePage::offset(0))?, probe(page.file(), CodePage::offset(1))?];
         // Once an instruction was single-stepped, the mapping is there for good and tells no more. So the one that may leave
         // no trace comes first, and one that is stepped answers for both: no kernel steps one and emulates the other.
-        let nop5 = cost_of(&NOP5)?;
-        let long_nop = if nop5 == Cost::Stepped { Cost::Stepped } else { cost_of(&LONG_NOP)? };
+        let nop5 = cost_of(&page, 0)?;
+        let long_nop = if nop5 == Cost::Stepped { Cost::Stepped } else { cost_of(&page, 1)? };
+        close_soon(events.into());
         Ok(Kernel { long_nop, nop5 })
     }
 }
 
-/// What a probe costs on the first instruction of this code, which must be a function of C without arguments if `ret` follows it.
-/// One that is stepped is found out only as the first of a process.
-fn cost_of(code: &[u8]) -> io::Result<Cost> {
+/// What the probe at the beginning of a page's function costs. One that is stepped is found out only as the first of a process.
+fn cost_of(page: &CodePage, function: usize) -> io::Result<Cost> {
     let stepped_before = mapped("[uprobes]")?;
-    // SAFETY: the caller's word.
-    let page = unsafe { CodePage::new(code)? };
-    let event = probe(page.file(), 0)?;
     let optimised_before = mapped("[uprobes-trampoline]")?;
-    page.call();
-    page.call();
+    page.call(function);
+    page.call(function);
     let cost = match (mapped("[uprobes-trampoline]")?, mapped("[uprobes]")?) {
         (true, _) if !optimised_before => Cost::Optimised,
         (_, true) if !stepped_before => Cost::Stepped,
         (_, false) => Cost::Emulated,
         (_, true) => return Err(io::Error::other("an instruction was stepped before: nothing tells what happens now")),
     };
-    drop(event);
     Ok(cost)
 }
 
@@ -148,6 +148,9 @@ mod tests {
         let hex = std::env::var(CODE).expect("the test above says which");
         let byte = |at| u8::from_str_radix(&hex[at..at + 2], 16).expect("two digits");
         let code: Vec<u8> = (0..hex.len()).step_by(2).map(byte).collect();
-        println!("cost: {}", cost_of(&code).expect("a probe").name());
+        // SAFETY: the code is one of those above.
+        let page = unsafe { CodePage::new(&[&code]).expect("a page") };
+        let _event = probe(page.file(), CodePage::offset(0)).expect("a probe");
+        println!("cost: {}", cost_of(&page, 0).expect("it is told").name());
     }
 }

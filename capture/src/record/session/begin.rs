@@ -3,6 +3,7 @@
 //! Nothing is recorded before a process is named, one that runs or one that is spawned, or the node (`node.rs`).
 
 use std::sync::Arc;
+use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result};
@@ -53,9 +54,13 @@ impl Session {
             announced: library.is_some_and(|inside| inside.announce),
             own_calls: library.is_some_and(|inside| inside.device_time == inside::DeviceTime::Events),
         };
-        let (mut kernel, ring) = Kernel::load_for(&functions, options.buffer_bytes, purpose)?;
-        // Before probes are tried: those would leave traces in this process that hide the answer.
-        let site_kernel = probes::Kernel::ask().unwrap_or(probes::Kernel::OLD);
+        // The kernel is asked while it verifies the programs, and before their probes leave traces in this process that hide the answer.
+        let (loaded, site_kernel) = thread::scope(|scope| {
+            let asked = scope.spawn(|| probes::Kernel::ask().unwrap_or(probes::Kernel::OLD));
+            (Kernel::load_for(&functions, options.buffer_bytes, purpose), asked.join())
+        });
+        let (mut kernel, ring) = loaded?;
+        let site_kernel = site_kernel.unwrap_or(probes::Kernel::OLD);
         let traps = Traps::measure(&mut kernel);
         let tape = Output::begin(&options.output, options.segments.as_ref())?;
         let now = Instant::now();
