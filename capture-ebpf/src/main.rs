@@ -419,7 +419,12 @@ fn executed(_: RawTracePointContext) -> i32 {
             (*target).generation = time_ns;
         }
     }
-    let _ = INTERPRETERS.remove(pid);
+    // What was refused says nothing of the next program. The interpreter of the one before is of another generation, and user space may yet
+    // ask for it.
+    // SAFETY: a map's value.
+    if INTERPRETERS.get_ptr(pid).is_some_and(|walked| unsafe { (*walked).generation == 0 }) {
+        let _ = INTERPRETERS.remove(pid);
+    }
     tell(life::EXEC, time_ns, pid_tid, 0);
     0
 }

@@ -267,6 +267,14 @@ impl Kernel {
         (walked.generation == generation).then_some(walked.interpreter)
     }
 
+    /// Forgets the interpreter of a process that runs the program of this generation no more.
+    pub fn remove_interpreter(&mut self, pid: u32, generation: u64) {
+        if self.interpreter(pid, generation).is_some() {
+            // One that has gone meanwhile needs no removing.
+            let _ = self.interpreters.remove(&pid);
+        }
+    }
+
     /// What the programs know of a process.
     pub fn target(&self, pid: u32) -> Option<Target> {
         self.targets.get(&pid, 0).ok().map(|Wire(target)| target)

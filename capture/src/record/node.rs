@@ -213,7 +213,9 @@ impl Session {
     pub(super) fn leave(&mut self, pid: u32) -> Result<()> {
         self.note_blind_spots_of(pid);
         self.collector.end_process(pid, &mut self.tape)?;
-        self.processes.remove(&pid);
+        if let Some(recorded) = self.processes.remove(&pid) {
+            self.kernel.remove_interpreter(pid, recorded.generation);
+        }
         Ok(())
     }
 

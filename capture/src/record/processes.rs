@@ -104,11 +104,13 @@ impl Session {
     pub(super) fn notice(&mut self, notice: Notice) -> Result<()> {
         match notice {
             // The unsaid may have been looked for in between.
-            Notice::Forked { child: pid, generation } | Notice::Executed { pid, generation }
+            Notice::Forked { child: pid, generation, .. } | Notice::Executed { pid, generation }
                 if self.is_found_later(pid, generation) => {}
-            Notice::Forked { child, generation } => {
+            Notice::Forked { parent, child, generation } => {
                 // The program has made a target of it already. What it has in memory its parent has handed out.
                 self.begin_known(child, Some(generation), false)?;
+                // It may run something else by now, and the programs know of that only.
+                self.collector.inherit_interpreter(parent, child);
                 self.look_at(child);
             }
             // The program has taken it out.

@@ -105,10 +105,8 @@ fn a_process_that_names_every_task_has_no_stack_for_each() {
 
 /// Children that launch once and at once become another program.
 const CHILDREN: &str = r#"
-import ctypes, os, time
+import ctypes, os
 cu = ctypes.CDLL("libcuda.so.1")
-# A call before the interpreter is known has no stack, and on a busy machine that takes its time.
-time.sleep(0.3)
 def launch():
     cu.cuLaunchKernel(None, 1, 1, 1, 1, 1, 1, 0, None, None, None)
 def child():
@@ -124,23 +122,64 @@ def main():
 main()
 "#;
 
-#[test]
-fn a_child_that_has_become_another_program_keeps_the_names_of_its_frames() {
+/// Records a program by each Python; demands that so many launches have these stacks, by their functions.
+fn assert_names(test: &str, program: &str, expected: &[(&str, usize)]) {
     for (version, python) in every_python() {
-        let Some(scene) = Scene::new("fork, launch, exec") else { return };
+        let Some(scene) = Scene::new(test) else { return };
         let tape = scene.path("run.ktape");
         let output =
-            scene.capture(&["run", "-o", &tape, "--", python, "-c", CHILDREN]).output().expect("capture starts");
+            scene.capture(&["run", "-o", &tape, "--", python, "-c", program]).output().expect("capture starts");
         assert!(output.status.success(), "{version}: {output:?}");
-        let mut expected = BTreeMap::from([("launch child main <module>".to_owned(), 20)]);
-        expected.insert("launch main <module>".to_owned(), 1);
         let mut found = BTreeMap::new();
         for (_, frames) in launches(Path::new(&tape)) {
             let names: Vec<&str> = frames.iter().map(|(_, name)| name.as_str()).collect();
             *found.entry(names.join(" ")).or_default() += 1;
         }
+        let expected = expected.iter().map(|&(names, count)| (names.to_owned(), count)).collect();
         assert_eq!(found, expected, "{version}");
     }
+}
+
+#[test]
+fn a_child_that_has_become_another_program_keeps_the_names_of_its_frames() {
+    assert_names("fork, launch, exec", CHILDREN, &[("launch child main <module>", 20), ("launch main <module>", 1)]);
+}
+
+/// The same, but they become another Python that launches, and the recorder hears of all of it when it is over.
+const CHILDREN_WHILE_STOPPED: &str = r#"
+import ctypes, os, signal, sys
+cu = ctypes.CDLL("libcuda.so.1")
+def launch():
+    cu.cuLaunchKernel(None, 1, 1, 1, 1, 1, 1, 0, None, None, None)
+SECOND = """
+import ctypes
+cu = ctypes.CDLL("libcuda.so.1")
+def launch():
+    cu.cuLaunchKernel(None, 1, 1, 1, 1, 1, 1, 0, None, None, None)
+def second():
+    launch()
+second()
+"""
+def child():
+    launch()
+    os.execv(sys.executable, [sys.executable, "-c", SECOND])
+def main():
+    recorder = os.getppid()
+    os.kill(recorder, signal.SIGSTOP)
+    launch()
+    for _ in range(5):
+        pid = os.fork()
+        if not pid:
+            child()
+        os.waitpid(pid, 0)
+    os.kill(recorder, signal.SIGCONT)
+main()
+"#;
+
+#[test]
+fn both_programs_of_a_child_keep_the_names_of_their_frames_while_the_recorder_stands_still() {
+    let stacks = [("launch child main <module>", 5), ("launch second <module>", 5), ("launch main <module>", 1)];
+    assert_names("fork, launch, exec, launch", CHILDREN_WHILE_STOPPED, &stacks);
 }
 
 #[test]

@@ -95,7 +95,7 @@ impl Collector {
     pub(super) fn lifecycle<S: Sink>(&mut self, life: &Lifecycle, sink: &mut S) -> Result<Option<Notice>, S::Error> {
         let (pid, tid) = (upper(life.pid_tid), lower(life.pid_tid));
         let notice = match life.what {
-            life::FORK => Some(Notice::Forked { child: upper(life.detail), generation: life.time_ns }),
+            life::FORK => Some(Notice::Forked { parent: pid, child: upper(life.detail), generation: life.time_ns }),
             life::EXEC => Some(Notice::Executed { pid, generation: life.time_ns }),
             life::ADMITTED => Some(Notice::Admitted { pid, generation: life.time_ns }),
             life::PYTHON => {

@@ -83,8 +83,8 @@ pub struct Identity {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[expect(missing_docs, reason = "the variants say what their fields are")]
 pub enum Notice {
-    /// A process was forked: the child's number, and the generation of its program.
-    Forked { child: u32, generation: u64 },
+    /// A process was forked: both numbers, and the generation of the child's program.
+    Forked { parent: u32, child: u32, generation: u64 },
     /// A process of this number began another program, of this generation.
     Executed { pid: u32, generation: u64 },
     /// A process of this number called for the first time, and is recorded since, with the program of this generation.
@@ -294,6 +294,14 @@ impl Collector {
             process.stacks.set_interpreter(interpreter);
             self.gaps.before_interpreter += std::mem::take(&mut process.stackless);
             self.samples.before_interpreter += std::mem::take(&mut process.stackless_samples);
+        }
+    }
+
+    /// Learns that a process runs the Python of the one that it was forked from, as far as that was known then.
+    pub fn inherit_interpreter(&mut self, parent: u32, child: u32) {
+        let inherited = self.processes.get(&parent).and_then(|parent| parent.stacks.interpreter());
+        if let (Some(inherited), Some(child)) = (inherited, self.processes.get_mut(&child)) {
+            child.stacks.inherit_interpreter(inherited);
         }
     }
 

@@ -76,6 +76,11 @@ impl Natives {
         self.read_mappings();
     }
 
+    /// Where the interpreter is.
+    pub(super) fn runtime(&self) -> u64 {
+        self.runtime
+    }
+
     /// Reads again what is mapped. A process that is gone keeps what it had.
     pub(super) fn read_mappings(&mut self) {
         self.looked = Instant::now();

@@ -120,6 +120,19 @@ impl Stacks {
         self.natives.set_interpreter(interpreter.runtime);
     }
 
+    /// Learns that it is the one that the process ran which forked this one, if nothing else is known.
+    pub(super) fn inherit_interpreter(&mut self, (layout, runtime): (Layout, u64)) {
+        if self.layout.is_none() {
+            self.layout = Some(layout);
+            self.natives.set_interpreter(runtime);
+        }
+    }
+
+    /// The layout of the interpreter, and where it is.
+    pub(super) fn interpreter(&self) -> Option<(Layout, u64)> {
+        self.layout.map(|layout| (layout, self.natives.runtime()))
+    }
+
     /// Learns that the process has mapped or unmapped a library.
     pub(super) fn libraries_changed(&mut self) {
         self.natives.read_mappings();
