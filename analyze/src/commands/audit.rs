@@ -80,7 +80,7 @@ fn lines(audit: &Audit, host_only: bool) -> Vec<String> {
     if let Some(without @ 1..) = audit.launches_without_work {
         lines.push(format!(
             "{} of {} launches have no device work on the tape: it was captured into a graph, ran after the recording, \
-             or its record was lost",
+             its record was lost, or it is a graph's, around which there are no CUDA events",
             HumanCount(without),
             HumanCount(audit.launches),
         ));
@@ -90,7 +90,7 @@ fn lines(audit: &Audit, host_only: bool) -> Vec<String> {
         (audit.zero_duration, "lasted 0 ns: shorter than the profiler's clock can tell"),
         (audit.no_correlation, "without a correlation id: no call can be found for them"),
         (absent, "without a device time: they count as 0"),
-        (bounded, "with bounds instead of a device time: the figures are the most that it can be"),
+        (bounded, "with bounds instead of a device time: theirs is the most that it can be"),
     ];
     for (count, what) in counts.into_iter().filter(|(count, _)| *count > 0) {
         lines.push(operations(count, what, what));

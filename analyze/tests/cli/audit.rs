@@ -190,3 +190,21 @@ fn overlaps_by_stream(timeline: &Timeline) -> BTreeMap<String, [u64; 2]> {
     });
     overlaps.filter(|(_, [count, _])| *count > 0).collect()
 }
+
+/// Of a recording with CUDA events it said that the busy time is the most that it can be, in which no graph is.
+#[test]
+fn of_what_is_only_bounded_the_bound_is_not_that_of_everything() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("events.ktape");
+    let mut tape = TapeWriter::create(&path, &Options::batch("test")).unwrap();
+    tape.event(Launch { correlation: 1, ..Launch::default() }).unwrap();
+    tape.event(GraphLaunch { start_ns: 9, correlation: 2, ..GraphLaunch::default() }).unwrap();
+    let kernel = Kernel { start_ns: 1, duration_ns: 5, correlation: 1, timing: timing::BOUNDED, ..Kernel::default() };
+    tape.event(kernel).unwrap();
+    tape.finish().unwrap();
+    let output = analyze(["info", path.to_str().unwrap()]);
+    let text = String::from_utf8_lossy(&output.stdout).split_whitespace().collect::<Vec<_>>().join(" ");
+    assert!(text.contains("1 device operation with bounds instead of a device time: theirs is the most"), "{text}");
+    assert!(text.contains("1 of 2 launches have no device work"), "{text}");
+    assert!(text.contains("it is a graph's, around which there are no CUDA events"), "{text}");
+}

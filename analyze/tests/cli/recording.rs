@@ -313,3 +313,21 @@ fn segments_of_another_boot_are_put_where_the_wall_clock_has_them() {
     segment(3, 3, None, 100);
     assert_eq!(starts(), (vec![5_000, 9_100], Some(1)));
 }
+
+/// Times counted from 0 of the clock, hours before: a node's recorder begins before anybody calls.
+#[test]
+fn times_count_from_the_first_event_where_the_first_segment_has_none() {
+    let folder = tempfile::tempdir().unwrap();
+    let directory = folder.path();
+    let mut quiet = TapeWriter::create(&directory.join(name((1, 1)).tape()), &Options::batch("test")).unwrap();
+    quiet.event(ClockPair { start_ns: 4_000_000_000, ..ClockPair::default() }).unwrap();
+    quiet.finish().unwrap();
+    let mut busy = TapeWriter::create(&directory.join(name((2, 2)).tape()), &Options::batch("test")).unwrap();
+    for start_ns in [5_000_000_000, 5_002_000_000] {
+        busy.event(Launch { start_ns, ..Launch::default() }).unwrap();
+    }
+    busy.finish().unwrap();
+    let output = analyze(["info", directory.to_str().unwrap(), "--from", "1ms", "--to", "3ms", "--json"]);
+    let info: Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(info["events"]["launch"], 1, "{info}");
+}

@@ -29,7 +29,7 @@ struct Joined {
     /// The calls of segments of which only a part is wanted.
     calls: Events,
     file_bytes: u64,
-    /// When the first event of the first segment began: from where times are counted.
+    /// When the first event of the first segment that has some began: from where times are counted.
     first_ns: Option<i64>,
     /// The boot of the first segment, and how far the wall clock was ahead of the tape's clock.
     clock: Option<([u8; 16], Option<i64>)>,
@@ -102,8 +102,9 @@ impl Joined {
                 return Ok(Some(Unread { path: file.to_owned(), why, is_whole_file: true }));
             }
         };
-        let begin_ns = tape.first_ns();
-        let first_ns = *self.first_ns.get_or_insert(begin_ns.unwrap_or(0).saturating_add(shift_ns));
+        // A segment of a time in which nobody called has only its clocks and tallies, which tell of no event.
+        self.first_ns = self.first_ns.or(tape.first_ns().map(|begin_ns| begin_ns.saturating_add(shift_ns)));
+        let first_ns = self.first_ns.unwrap_or(0);
         let definitions = tape.definitions()?;
         self.blind_spots.add(&definitions);
         // It was asked for once, so it can be no error now.
