@@ -149,8 +149,8 @@ impl TapeWriter {
         TapeWriter::new(file, options)
     }
 
-    /// Begins a tape in an open, writable file, which is emptied first.
-    pub fn new(mut file: File, options: &Options) -> Result<TapeWriter, TapeError> {
+    /// Begins a tape in an open, writable file, which is emptied first, and left empty where that fails.
+    pub fn new(file: File, options: &Options) -> Result<TapeWriter, TapeError> {
         match file.try_lock() {
             Ok(()) => {}
             Err(TryLockError::WouldBlock) => return Err(TapeError::Locked),
@@ -158,6 +158,16 @@ impl TapeWriter {
             Err(TryLockError::Error(_)) => {}
         }
         file.set_len(0)?;
+        let emptied = file.try_clone()?;
+        let begun = TapeWriter::begin(file, options);
+        if begun.is_err() {
+            // What a full disk had room for is no tape. A file that can't be emptied again is told of by the error all the same.
+            let _ = emptied.set_len(0);
+        }
+        begun
+    }
+
+    fn begin(mut file: File, options: &Options) -> Result<TapeWriter, TapeError> {
         let half_bytes = options.half_bytes.clamp(MIN_HALF_BYTES, MAX_HALF_BYTES) as usize / 64 * 64;
         let mut header = FileHeader {
             major: MAJOR,

@@ -137,6 +137,8 @@ pub fn load(path: &Path, selection: &Selection, symbols: &Symbols) -> Result<Loa
 pub fn open_tape(path: &Path) -> Result<Tape> {
     let name = || path.display().to_string();
     if path.is_dir() {
+        // One that can't be read may have segments.
+        std::fs::read_dir(path).with_context(name)?;
         bail!("{}: is a directory; name a tape in it", path.display());
     }
     if !is_tape(path)? && std::fs::metadata(path).with_context(name)?.len() > 0 {

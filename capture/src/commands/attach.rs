@@ -41,9 +41,7 @@ pub(super) fn run(args: &Args) -> Result<Outcome> {
     let options = args.recording.options(output.clone(), false)?;
     let is_segmented = options.segments.is_some();
     let mut session = super::begin::session(options)?;
-    if is_segmented {
-        recording::rotate_on_hangup(session.rotation())?;
-    }
+    recording::on_hangup(session.rotation(), is_segmented, &stop)?;
     for &pid in &args.pids {
         session.add_process(pid)?;
     }

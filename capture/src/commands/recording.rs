@@ -142,11 +142,6 @@ impl Recording {
     }
 }
 
-/// Has SIGHUP end the segment that is written.
-pub(super) fn rotate_on_hangup(rotation: Arc<AtomicBool>) -> io::Result<()> {
-    signal_hook::flag::register(SIGHUP, rotation).map(|_| ())
-}
-
 /// A flag that SIGINT and SIGTERM set. The second of them ends the program at once: whatever is on the tape stays readable.
 pub(super) fn stop_on_signals() -> io::Result<Arc<AtomicBool>> {
     let stop = Arc::new(AtomicBool::new(false));
@@ -155,6 +150,21 @@ pub(super) fn stop_on_signals() -> io::Result<Arc<AtomicBool>> {
         signal_hook::flag::register(signal, stop.clone())?;
     }
     Ok(stop)
+}
+
+/// What the end of a terminal or connection does: it ends the segment, or a recording that has none. Where it is ignored (`nohup`), so it
+/// stays.
+pub(super) fn on_hangup(rotation: Arc<AtomicBool>, is_segmented: bool, stop: &Arc<AtomicBool>) -> io::Result<()> {
+    // SAFETY: asks for what is set, and changes nothing; zeros are such a description.
+    let is_ignored = unsafe {
+        let mut before: libc::sigaction = std::mem::zeroed();
+        libc::sigaction(SIGHUP, std::ptr::null(), &raw mut before) == 0 && before.sa_sigaction == libc::SIG_IGN
+    };
+    match is_segmented {
+        true => signal_hook::flag::register(SIGHUP, rotation).map(|_| ()),
+        false if is_ignored => Ok(()),
+        false => signal_hook::flag::register(SIGHUP, stop.clone()).map(|_| ()),
+    }
 }
 
 /// Says that a recording has begun: whoever waits for that reads it.

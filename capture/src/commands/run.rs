@@ -5,6 +5,7 @@ use std::io::{self, Write as _};
 use std::os::unix::process::{CommandExt as _, ExitStatusExt as _};
 use std::path::Path;
 use std::process::{Child, Command, ExitStatus};
+use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
 use anyhow::{Context as _, Result};
@@ -98,14 +99,12 @@ fn from_outside(
     options: Options,
     file: &Path,
     mut command: Command,
-    stop: &AtomicBool,
+    stop: &Arc<AtomicBool>,
     progress: impl FnMut(Progress),
 ) -> Result<(Summary, Child)> {
     let is_segmented = options.segments.is_some();
     let mut session = super::begin::session(options)?;
-    if is_segmented {
-        recording::rotate_on_hangup(session.rotation())?;
-    }
+    recording::on_hangup(session.rotation(), is_segmented, stop)?;
     // What is not among these is found when it is mapped; its first calls may then be missing.
     for library in loader::candidates(file, |name| std::env::var_os(name)) {
         session.add_candidate(&library);
@@ -131,14 +130,12 @@ fn from_inside(
     file: &Path,
     (inside, library): (&inside::Options, &Path),
     mut command: Command,
-    stop: &AtomicBool,
+    stop: &Arc<AtomicBool>,
     progress: impl FnMut(Progress),
 ) -> Result<(Summary, Child)> {
     let is_segmented = options.segments.is_some();
     let mut session = Alone::begin(options, inside, library)?;
-    if is_segmented {
-        recording::rotate_on_hangup(session.rotation())?;
-    }
+    recording::on_hangup(session.rotation(), is_segmented, stop)?;
     session.prepare(&mut command, &loader::pythons(file, |name| std::env::var_os(name)));
     keep_limits(&mut command);
     let mut child = spawn(command)?;

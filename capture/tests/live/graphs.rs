@@ -7,6 +7,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use ktape_format::definition::{Frame, Graph, GraphNode, KernelName, Shape, Stack, frame_kind, node_kind};
+use ktape_format::event::Launch;
 use ktape_format::table::DefinitionKind;
 use ktape_format::{Definitions, Table as _, Tape, Wanted};
 use ktape_simcuda_truth::{DeviceKind, Truth};
@@ -365,6 +366,41 @@ fn built_and_changed_graphs_run_what_they_were_at_each_launch() {
 #[test]
 fn captures_of_several_threads_are_kept_apart_and_failed_ones_leave_nothing() {
     exactly("threads that capture", THREADS, 3);
+}
+
+/// Launches into a stream that is captured, and meanwhile into another one.
+const ELSEWHERE: &str = with_graphs!(
+    r#"
+other = handle(cu.cuStreamCreate, 1)
+begin(stream)
+for blocks in (5, 6):
+    check(launch(gemm, blocks, stream))
+    check(launch(softmax, blocks, stream))
+    check(launch(gemm, 10 + blocks, other))
+    check(launch(softmax, 10 + blocks, other))
+replay(instantiate(end(stream)), stream)
+check(cu.cuCtxSynchronize())
+"#
+);
+
+#[test]
+fn what_is_launched_beside_a_capture_is_recorded_only_if_it_is_in_scope() {
+    for python in pythons() {
+        // That of the graph has a stack too.
+        let cases = [(["--kernel", "gemm"], &[15, 16][..], 2), (["--python-path", "*/nowhere.py"], &[], 5)];
+        for (options, blocks, left_out) in cases {
+            let Some(scene) = Scene::new("launches beside a capture") else { return };
+            let (path, summary) = record(&scene, &python, ELSEWHERE, &options);
+            let tape = Tape::open(Path::new(&path)).expect("the tape opens");
+            let contents = tape.read(&Wanted::default()).expect("the tape is read");
+            let shape = |launch: Launch| contents.definitions.get::<Shape>(launch.shape).expect("a shape").grid_x;
+            let launched: Vec<u32> = contents.events.launch.rows().map(shape).collect();
+            assert_eq!(launched, blocks, "{options:?}");
+            assert_eq!(summary["out_of_scope"]["launch"], left_out, "{options:?}: {summary}");
+            // What was captured is all there, whoever is to launch it.
+            assert_eq!(contents.definitions.graph_nodes.rows().count(), 4, "{options:?}");
+        }
+    }
 }
 
 /// A program that begins a capture, and ends it when it is told to.

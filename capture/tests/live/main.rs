@@ -56,6 +56,21 @@ fn launches_have_durations_and_results_on_request() {
 }
 
 #[test]
+fn the_end_of_a_terminal_ends_a_recording_as_ctrl_c_does() {
+    let Some(python) = pythons().pop() else { return };
+    let Some(scene) = Scene::new("hang-up") else { return };
+    let mut target = Target::start(&scene, &python, processes::LAUNCHES);
+    let recorder = scene.attach(&target, "run.ktape");
+    target.go_on_until(100);
+    let said = recorder.hang_up();
+    assert!(said.contains("lost: 0") || said.contains("0 lost"), "{said}");
+    assert!(Tape::open(Path::new(&scene.path("run.ktape"))).expect("the tape opens").is_closed());
+    target.end();
+    let calls = scene.compare_middle("run.ktape", EXACT);
+    assert!(calls >= 200, "{calls}");
+}
+
+#[test]
 fn run_ends_as_its_command_does() {
     let Some(scene) = Scene::new("exit codes") else { return };
     let tape = scene.path("run.ktape");

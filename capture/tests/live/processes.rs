@@ -373,6 +373,12 @@ impl Recorder {
         self.wait_for(0)
     }
 
+    /// Ends the recording, as a terminal does that is closed. Returns what it said.
+    pub(crate) fn hang_up(self) -> String {
+        self.signal(rustix::process::Signal::HUP);
+        self.wait_for(0)
+    }
+
     /// Waits for its end.
     pub(crate) fn wait(self) {
         self.wait_for(0);

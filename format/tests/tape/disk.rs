@@ -21,6 +21,7 @@ fn child_whose_disk_is_full() {
 
     limit(Some(1000));
     assert!(TapeWriter::create(path, &staged(65_536)).is_err(), "no room for the front");
+    assert_eq!(std::fs::metadata(path).unwrap().len(), 0, "what is no tape takes no room");
     limit(Some(200_000));
     let mut writer = TapeWriter::create(path, &staged(65_536)).unwrap();
     let event = |writer: &mut TapeWriter, number: i64| {

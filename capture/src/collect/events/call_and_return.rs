@@ -7,6 +7,7 @@ use ktape_ebpf::wire::tally::NO_CPU;
 use ktape_ebpf::wire::{Return, STACK_LEFT_OUT, STACK_TOO_EARLY, STACK_UNREADABLE};
 use ktape_format::Sink;
 use ktape_format::definition::{Function, api_domain};
+use ktape_format::event::Launch;
 
 use super::super::inside::device::{Called, What};
 use super::account::{Fate, Key};
@@ -30,11 +31,10 @@ impl Collector {
         let key = Key::new(call.time_ns, call.cpu, function.meaning.table());
         // What is captured becomes part of a graph, whoever launches that.
         let may_be_captured = process.objects.graphs.captures.are_under_way();
-        if self.scope.is_by_stack()
-            && !may_be_captured
+        let is_outside = self.scope.is_by_stack()
             && scope::is_of_launch(function.meaning)
-            && (matches!(call.stack, 0 | STACK_TOO_EARLY) || process.stacks.is_left_out(call.stack))
-        {
+            && (matches!(call.stack, 0 | STACK_TOO_EARLY) || process.stacks.is_left_out(call.stack));
+        if is_outside && !may_be_captured {
             self.out_of_scope[index] += 1;
             // It may have had a stack that would be in the scope.
             if matches!(call.stack, 0 | STACK_TOO_EARLY) {
@@ -97,10 +97,11 @@ impl Collector {
             left_out: None,
         };
         let mut open = within.open(arguments, sink)?;
-        let is_left_out = match &within.left_out {
-            Some(shapes) if !may_be_captured => scope::keep_only(&mut open, |launch| !shapes.contains(&launch.shape)),
-            _ => false,
+        let is_wanted = |launch: &Launch| {
+            let is_kernel_outside = within.left_out.as_ref().is_some_and(|shapes| shapes.contains(&launch.shape));
+            within.is_captured(launch.stream) || !(is_outside || is_kernel_outside)
         };
+        let is_left_out = scope::keep_only(&mut open, is_wanted);
         if is_left_out {
             self.out_of_scope[index] += 1;
             self.account.settle(key, Fate::LeftOut);
