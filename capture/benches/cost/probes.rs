@@ -419,7 +419,8 @@ impl Reader {
 
 fn count(record: &[u8], read: &mut Read) {
     let word = |at: usize| record.get(at..).and_then(|rest| rest.first_chunk()).map(|&bytes| u64::from_ne_bytes(bytes));
-    match word(0).unwrap_or(0) as u32 {
+    // Behind the kind a call says on which processor it was made.
+    match u32::from(word(0).unwrap_or(0) as u16) {
         kind::CALL | kind::STACK_CALL => {
             read.calls += 1;
             let stack = word(std::mem::offset_of!(ktape_ebpf::wire::Call, stack));

@@ -153,13 +153,22 @@ fn the_account_of_a_killed_recorder_holds_as_far_as_it_goes() {
     let Some(scene) = Scene::new("account of a killed recorder") else { return };
     let mut target = Target::start(&scene, &python, processes::LAUNCHES);
     let recorder = scene.attach(&target, "cut.ktape");
+    let path = scene.path("cut.ktape");
+    // As it is being written: whether that can be read everywhere is another test's.
+    let has_closed = || {
+        let contents = Tape::open(Path::new(&path)).and_then(|tape| tape.read(&Wanted::default()));
+        contents.is_ok_and(|contents| contents.events.tally.rows().any(|tally| tally.kind == 0))
+    };
     for turn in 1..=320 {
         target.go_on_until(10 * turn);
         std::thread::sleep(std::time::Duration::from_millis(100));
+        if turn % 10 == 0 && has_closed() {
+            break;
+        }
     }
     recorder.kill();
     target.end();
-    let account = account(&contents(Path::new(&scene.path("cut.ktape"))));
+    let account = account(&contents(Path::new(&path)));
     assert!(account.intervals.values().any(|is_closed| *is_closed), "{:?}", account.intervals);
     assert_eq!((account.seen, account.lost), (account.written, 0));
 }
