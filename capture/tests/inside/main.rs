@@ -397,21 +397,24 @@ fn a_program_that_does_not_use_the_gpu_is_no_blind_spot_however_busy_it_is() {
 #[test]
 fn what_cannot_be_is_refused_before_the_command_begins() {
     let Some(scene) = Scene::new("refusals") else { return };
-    let refused = |options: &[&str], variables: &[(&str, &str)]| {
+    let refused_with = |code: i32, options: &[&str], variables: &[(&str, &str)]| {
         let mut command = scene.command(options, programs::WORK, &["1"]);
         command.envs(variables.iter().copied());
         let output = command.output().expect("capture starts");
         let said = String::from_utf8_lossy(&output.stderr).into_owned();
-        assert_eq!(output.status.code(), Some(1), "{said}");
+        assert_eq!(output.status.code(), Some(code), "{said}");
         assert!(!scene.has_truth(), "the command ran: {said}");
         said
     };
+    // What this machine or environment has not, and options that exclude each other.
+    let refused = |options: &[&str], variables: &[(&str, &str)]| refused_with(1, options, variables);
+    let wrong = |options: &[&str]| refused_with(2, options, &[]);
     let inside = ["--collector", "inside"];
     assert!(refused(&inside, &[("KTAPE_INSIDE_LIBRARY", "/no/such/library")]).contains("KTAPE_INSIDE_LIBRARY"));
     let own = std::env::current_exe().expect("ours").display().to_string();
     assert!(refused(&inside, &[("KTAPE_INSIDE_LIBRARY", &own)]).contains("not a library of ktape's"));
     assert!(refused(&inside, &[("CUDA_INJECTION64_PATH", "/a/library.so")]).contains("is set already"));
-    assert!(refused(&["--collector", "outside", "--device-time", "cupti"], &[]).contains("inside or both"));
-    assert!(refused(&["--collector", "inside", "--native"], &[]).contains("--native"));
+    assert!(wrong(&["--collector", "outside", "--device-time", "cupti"]).contains("inside or both"));
+    assert!(wrong(&["--collector", "inside", "--native"]).contains("--native"));
     assert!(refused(&["--collector", "both", "--device-time", "cupti"], &[]).contains("CAP_BPF"));
 }
