@@ -113,7 +113,7 @@ fn compare(test: &str, user: User, options: &[&str], arguments: &[&str]) {
             assert!(is_within(ended, end_ns), "{said:?} {row:?}");
         }
         if let Some(stack) = &said.stack {
-            assert_eq!(&row.stack, stack, "{said:?}");
+            assert_eq!(&row.stack, stack, "{said:?}: {}", summary["gaps"]);
         }
         if let Some(payload) = &said.payload {
             assert_eq!(row.args, format!("{{\"payload\":{payload}}}"));

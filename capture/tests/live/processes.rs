@@ -2,6 +2,7 @@
 
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::os::unix::fs::FileExt as _;
+use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStderr, ChildStdin, ChildStdout, Command, Stdio};
 use std::sync::OnceLock;
@@ -176,6 +177,13 @@ impl Scene {
         let mut command = self.capture(&["attach", "--pid", &pid, "-o", &self.path(tape)]);
         command.args(options);
         command.stdin(Stdio::null()).stderr(Stdio::piped()).stdout(Stdio::null());
+        let default = || {
+            // SAFETY: no pointers.
+            let before = unsafe { libc::signal(libc::SIGHUP, libc::SIG_DFL) };
+            if before == libc::SIG_ERR { Err(std::io::Error::last_os_error()) } else { Ok(()) }
+        };
+        // SAFETY: a system call, which is all that is allowed between fork and exec. Whoever runs the tests may ignore it (`nohup`).
+        unsafe { command.pre_exec(default) };
         let mut child = command.spawn().expect("capture starts");
         let mut said = BufReader::new(child.stderr.take().expect("piped"));
         let mut line = String::new();

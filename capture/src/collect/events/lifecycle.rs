@@ -70,6 +70,7 @@ impl Collector {
         }
         let mut teller = teller!(self, process);
         teller.with_device(|device, around| device.finish(has_ended, around, sink))?;
+        self.gaps.unknown_stacks += process.ranges.go_on(None, &mut books!(self), sink)?;
         process.ranges.finish(&mut books!(self), sink)?;
         self.unnamed_launches += process.kernels.unnamed_launches();
         for (kernel, source) in process.kernels.sources() {

@@ -242,7 +242,7 @@ impl Collector {
         self.device_times = times;
     }
 
-    /// From now on the stacks of ranges and marks are told by programs, each before its word is taken.
+    /// From now on the stacks of ranges and marks are told by programs, and their words wait for them.
     pub fn expect_range_stacks(&mut self) {
         self.range_stacks = true;
     }

@@ -31,21 +31,30 @@ impl Collector {
         let tid = lower(told.pid_tid);
         let thread = Thread::of(&mut process.threads, (process.id, process.pid), tid, sink)?.id;
         let begins = matches!(told.what, range::PUSH | range::START | range::MARK);
-        let stack = if !begins {
-            0
-        } else if self.range_stacks {
-            process.ranges.take_stack(tid, told.time_ns).unwrap_or_else(|| {
-                self.gaps.unknown_stacks += 1;
-                0
-            })
-        } else {
-            self.stack(pid, told.stack, sink)?
-        };
+        let stack = if begins && !self.range_stacks { self.stack(pid, told.stack, sink)? } else { 0 };
         let Some(process) = self.processes.get_mut(&pid) else { return Ok(None) };
         let text = |id| text(id).map_or_else(|| Rc::from(""), |text| Rc::from(&*text));
         let said = Said { told, thread, domain: text(told.domain), name: text(told.name), stack };
-        process.ranges.take(said, &mut books!(self), sink)?;
+        if self.range_stacks {
+            process.ranges.wait(said);
+            self.go_on_with_ranges(pid, Some(told.time_ns), sink)?;
+        } else {
+            process.ranges.take(said, &mut books!(self), sink)?;
+        }
         Ok(None)
+    }
+
+    /// Takes words about ranges of a process that waited for their stacks, as far as these have come or are overdue by now.
+    pub(super) fn go_on_with_ranges<S: Sink>(
+        &mut self,
+        pid: u32,
+        now_ns: Option<u64>,
+        sink: &mut S,
+    ) -> Result<(), S::Error> {
+        if let Some(process) = self.processes.get_mut(&pid) {
+            self.gaps.unknown_stacks += process.ranges.go_on(now_ns, &mut books!(self), sink)?;
+        }
+        Ok(())
     }
 
     /// Takes the stack of a range or mark of which a word is to come.
@@ -55,7 +64,7 @@ impl Collector {
         if let Some(process) = self.processes.get_mut(&pid) {
             process.ranges.expect(lower(told.pid_tid), told.time_ns, stack);
         }
-        Ok(())
+        self.go_on_with_ranges(pid, Some(told.time_ns), sink)
     }
 
     /// The definition of a stack that a process has told; 0, and counted, where it has none.
@@ -86,6 +95,10 @@ impl Collector {
         let Some(process) = self.processes.get_mut(&pid) else { return Ok(()) };
         // Those of a thread that has ended in everything else have the same definition.
         let thread = sink.define(definition::Thread { process: process.id, tid: i64::from(tid) })?;
+        if self.range_stacks {
+            process.ranges.wait_to_end(thread);
+            return self.go_on_with_ranges(pid, Some(0), sink);
+        }
         process.ranges.end_thread(thread, &mut books!(self), sink)
     }
 }

@@ -7,12 +7,13 @@ use ktape_ebpf::wire::Plain as _;
 use ktape_format::{Sink, event};
 
 use super::super::inside::device::{Around, Device, DeviceCounts, Did, Work};
+use super::super::inside::ranges::Books;
 use super::account::{Account, Fate, Key};
 use super::kernels::Kernels;
 use super::objects::Objects;
 use super::open::Open;
 use super::thread::Pending;
-use super::{Collector, Notice, lower, upper};
+use super::{Collector, Notice, books, lower, upper};
 
 /// What writes the rows of calls and of what they have the device do.
 pub(super) struct Teller<'a> {
@@ -111,10 +112,12 @@ impl Collector {
         Ok(None)
     }
 
-    /// Ends the waiting of what the device did for a call that does not come, and tells what is lost. To be called every second.
+    /// Ends the waiting of what the device did for a call that does not come, and of ranges for their stacks, and tells what is lost. To be
+    /// called every second.
     pub fn sweep_device<S: Sink>(&mut self, now_ns: u64, sink: &mut S) -> Result<(), S::Error> {
         self.unknown.tell(sink)?;
         self.processes.values_mut().try_for_each(|process| {
+            self.gaps.unknown_stacks += process.ranges.go_on(Some(now_ns), &mut books!(self), sink)?;
             teller!(self, process).with_device(|device, around| device.sweep(now_ns, around, sink))
         })
     }

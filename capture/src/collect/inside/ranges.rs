@@ -5,6 +5,7 @@
 //! has a number, and where one is missing, nothing that was open on that thread can be told to be closed by a later one. Those rows stay
 //! open, and are counted.
 
+use std::collections::VecDeque;
 use std::rc::Rc;
 
 use ktape_ebpf::inside::{RangeTold, payload, range};
@@ -74,12 +75,26 @@ pub(in super::super) struct Ranges {
     words: FxHashMap<u32, u64>,
     /// How many are open.
     open: usize,
+    /// Words that wait for a stack, and what came behind them, in their order.
+    waiting: VecDeque<Waiting>,
     /// The stacks of those of which no word came yet, by thread and when they begin.
     stacks: FxHashMap<(u32, u64), u32>,
 }
 
+/// What waits until its turn.
+#[derive(Debug)]
+enum Waiting {
+    Word(Said),
+    /// The end of a thread, by its definition.
+    EndOfThread(u32),
+}
+
+/// A word waits at most so long for its stack. The two come on different ways, of which either may be the longer one for a moment: a
+/// program that is interrupted while it writes holds up what others have written behind it.
+const STACK_WITHIN_NS: u64 = 1_000_000_000;
+
 impl Ranges {
-    /// Keeps the stack of a range or mark that begins at this time, until its word comes.
+    /// Keeps the stack of a range or mark that begins at this time, for its word.
     pub(in super::super) fn expect(&mut self, tid: u32, time_ns: u64, stack: u32) {
         // Of words that are lost nobody takes the stacks.
         if self.stacks.len() >= MOST_OPEN {
@@ -88,9 +103,47 @@ impl Ranges {
         self.stacks.insert((tid, time_ns), stack);
     }
 
-    /// The stack that was kept of one that begins at this time.
-    pub(in super::super) fn take_stack(&mut self, tid: u32, time_ns: u64) -> Option<u32> {
-        self.stacks.remove(&(tid, time_ns))
+    /// Keeps a word until its stack and all before it have come: see [`Ranges::go_on`].
+    pub(in super::super) fn wait(&mut self, said: Said) {
+        self.waiting.push_back(Waiting::Word(said));
+    }
+
+    /// Likewise the end of a thread.
+    pub(in super::super) fn wait_to_end(&mut self, thread: u32) {
+        self.waiting.push_back(Waiting::EndOfThread(thread));
+    }
+
+    /// Takes what waits, as far as stacks have come or are overdue at this time; without a time all of it. Returns how many had none.
+    pub(in super::super) fn go_on<S: Sink>(
+        &mut self,
+        now_ns: Option<u64>,
+        books: &mut Books<'_>,
+        sink: &mut S,
+    ) -> Result<u64, S::Error> {
+        let mut without = 0;
+        while let Some(next) = self.waiting.pop_front() {
+            let mut said = match next {
+                Waiting::EndOfThread(thread) => {
+                    self.end_thread(thread, books, sink)?;
+                    continue;
+                }
+                Waiting::Word(said) => said,
+            };
+            let RangeTold { what, time_ns, pid_tid, .. } = said.told;
+            if matches!(what, range::PUSH | range::START | range::MARK) {
+                let is_overdue = now_ns.is_none_or(|now_ns| time_ns.saturating_add(STACK_WITHIN_NS) < now_ns);
+                match self.stacks.remove(&(pid_tid as u32, time_ns)) {
+                    Some(stack) => said.stack = stack,
+                    None if is_overdue || self.waiting.len() >= MOST_OPEN => without += 1,
+                    None => {
+                        self.waiting.push_front(Waiting::Word(said));
+                        break;
+                    }
+                }
+            }
+            self.take(said, books, sink)?;
+        }
+        Ok(without)
     }
 
     /// Takes a word; writes the rows that it completes.
@@ -185,6 +238,10 @@ impl Ranges {
         for said in self.pushed.values().flatten().chain(self.started.values()) {
             keep(DefinitionKind::Thread, said.thread);
             keep(DefinitionKind::Stack, said.stack);
+        }
+        for waiting in &self.waiting {
+            let (Waiting::Word(Said { thread, .. }) | Waiting::EndOfThread(thread)) = waiting;
+            keep(DefinitionKind::Thread, *thread);
         }
         self.stacks.values().for_each(|&stack| keep(DefinitionKind::Stack, stack));
     }
@@ -292,6 +349,13 @@ mod tests {
             let Ok(()) = self.ranges.take(said, &mut books, &mut self.memory);
         }
 
+        /// What waits goes on; returns how many had no stack.
+        fn go_on(&mut self, now_ns: Option<u64>) -> u64 {
+            let mut books = Books { account: &mut self.account, counts: &mut self.counts };
+            let Ok(without) = self.ranges.go_on(now_ns, &mut books, &mut self.memory);
+            without
+        }
+
         fn finish(&mut self) {
             let mut books = Books { account: &mut self.account, counts: &mut self.counts };
             let Ok(()) = self.ranges.finish(&mut books, &mut self.memory);
@@ -346,6 +410,49 @@ mod tests {
         let open_row = |name: &str, start_ns| (name.to_owned(), String::new(), start_ns, 0, false);
         assert_eq!(rows(&scene.memory), [open_row("outer", 10), open_row("inner", 11), whole("next", "", 14, 1)]);
         assert_eq!(scene.settled(Range::KIND), 3);
+    }
+
+    /// Stacks by the ranges' starts.
+    fn stacks(memory: &Memory) -> Vec<(i64, u32)> {
+        let mut stacks: Vec<_> = memory.events.range.rows().map(|row: Range| (row.start_ns, row.stack)).collect();
+        stacks.sort_unstable();
+        stacks
+    }
+
+    #[test]
+    fn words_and_their_stacks_meet_whichever_comes_first() {
+        let mut scene = Scene::default();
+        scene.ranges.expect(0, 10, 1);
+        for word in [said(range::PUSH, 10, 1, "", "first"), said(range::PUSH, 20, 2, "", "second")] {
+            scene.ranges.wait(word);
+        }
+        assert_eq!((scene.go_on(Some(20)), scene.ranges.open), (0, 1));
+        // What comes behind the one that waits waits too.
+        scene.ranges.wait(said(range::POP, 30, 3, "", ""));
+        scene.ranges.wait(said(range::POP, 40, 4, "", ""));
+        scene.ranges.wait_to_end(1);
+        assert_eq!((scene.go_on(Some(40)), rows(&scene.memory).len()), (0, 0));
+        scene.ranges.expect(0, 20, 2);
+        assert_eq!(scene.go_on(Some(40)), 0);
+        assert_eq!(rows(&scene.memory), [whole("first", "", 10, 30), whole("second", "", 20, 10)]);
+        assert_eq!(stacks(&scene.memory), [(10, 1), (20, 2)]);
+        assert!(scene.ranges.waiting.is_empty() && scene.ranges.stacks.is_empty() && scene.ranges.words.is_empty());
+    }
+
+    #[test]
+    fn a_stack_that_is_overdue_is_not_waited_for_nor_is_any_at_the_end() {
+        let mut scene = Scene::default();
+        for (at, id) in [(10, 1), (20, 3)] {
+            scene.ranges.wait(said(range::PUSH, at, id, "", "range"));
+            scene.ranges.wait(said(range::POP, at + 5, id + 1, "", ""));
+        }
+        scene.ranges.expect(0, 20, 7);
+        assert_eq!(scene.go_on(Some(STACK_WITHIN_NS)), 0);
+        assert_eq!(scene.go_on(Some(STACK_WITHIN_NS + 11)), 1);
+        assert_eq!(stacks(&scene.memory), [(10, 0), (20, 7)]);
+        scene.ranges.wait(said(range::MARK, 30, 0, "", "mark"));
+        assert_eq!((scene.go_on(Some(31)), scene.go_on(None)), (0, 1));
+        assert_eq!((scene.memory.events.mark.len(), scene.counts.given_up), (1, 0));
     }
 
     #[test]

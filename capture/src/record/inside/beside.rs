@@ -17,8 +17,6 @@ use crate::target::libraries;
 
 /// How long after the end of a recording what the device did may still come.
 pub(in super::super) const LAST_WORDS: Duration = Duration::from_millis(500);
-/// What libraries tell waits at most so long for what the programs told before.
-const MOST_BEHIND_NS: u64 = 1_000_000_000;
 
 impl Session {
     /// Makes the directory, and sets the probes at which libraries announce what they do.
@@ -57,9 +55,8 @@ impl Session {
     pub(in super::super) fn drain_inside(&mut self) -> Result<()> {
         let Some(mut inside) = self.inside.take() else { return Ok(()) };
         let mut troubles = Vec::new();
-        // Up to then all that the programs told was taken, so that what meets it finds it; and nothing of new rings is missing either. A
-        // recorder that never gets to the end of what they tell does not let the rings run over for that.
-        let horizon_ns = self.drained_ns.max((monotonic_ns() as u64).saturating_sub(MOST_BEHIND_NS));
+        // Before it is looked for new rings: up to then nothing is missing.
+        let now_ns = monotonic_ns() as u64;
         inside.look(&mut troubles);
         loop {
             let mut unknown = false;
@@ -67,7 +64,7 @@ impl Session {
                 unknown |= matches!(notice, Notice::Unknown(_));
                 Ok(())
             };
-            let taken = inside.take(horizon_ns, RECORDS_A_ROUND, &mut self.collector, &mut self.tape, hear)?;
+            let taken = inside.take(now_ns, RECORDS_A_ROUND, &mut self.collector, &mut self.tape, hear)?;
             if unknown {
                 // The programs do not know it yet, or no more. Loss rows say how many.
                 troubles.push("what the device did for a process that is not known was left out".to_owned());

@@ -102,7 +102,6 @@ impl Session {
             looked_again: now,
             told_losses: now,
             read_clocks: now,
-            drained_ns: 0,
         };
         session.begin_inside()?;
         session.collector.set_scope(launches);

@@ -16,14 +16,13 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result};
 use aya::maps::{MapData, RingBuf};
-use ktape_ebpf::wire::Lifecycle;
 use ktape_format::Sink as _;
 use ktape_format::event;
 use rustc_hash::{FxHashMap, FxHashSet};
 use rustix::event::Timespec;
 
 use super::blind_spots::Noted;
-use super::clocks::{monotonic_ns, write_clocks};
+use super::clocks::write_clocks;
 use super::cost::Cost;
 use super::files::Files;
 use super::governor::Governor;
@@ -140,8 +139,6 @@ pub struct Session {
     pub(super) looked_again: Instant,
     pub(super) told_losses: Instant,
     pub(super) read_clocks: Instant,
-    /// Up to when all records of the programs have been taken, on the tape's clock.
-    pub(super) drained_ns: u64,
 }
 
 /// How a recording stands, for a line on a terminal.
@@ -183,7 +180,6 @@ impl Session {
 
     /// Takes what the ring buffer has, up to `most` records.
     pub(super) fn drain(&mut self, most: usize) -> Result<usize> {
-        let began_ns = monotonic_ns() as u64;
         let mut taken = 0;
         while taken < most {
             let Some(record) = self.ring.next() else { break };
@@ -206,10 +202,6 @@ impl Session {
             if let Some(notice) = notice {
                 self.notice(notice)?;
             }
-        }
-        // It holds so many of the shortest records: what comes after these is younger.
-        if taken < most || most >= self.options.buffer_bytes as usize / size_of::<Lifecycle>() {
-            self.drained_ns = began_ns;
         }
         self.look_at_those_that_told();
         Ok(taken)
