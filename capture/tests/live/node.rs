@@ -235,14 +235,16 @@ fn contained(namespaces: &[&str]) {
     std::fs::create_dir(&copies).expect("a folder");
     std::fs::copy(scene.driver("libcuda.so.1"), format!("{copies}/libcuda.so.1")).expect("a copy");
     copy_program(&python, &format!("{copies}/python"));
+    // Another test's may run at the same time, and is of the node too.
+    let marker = format!("400 marked{}.", namespaces.concat());
     let script =
-        "mount --bind $0/libcuda.so.1 $1 && mount --bind $0/python $2 && exec $2 -I -S -c \"$3; $4\" 400 marked";
+        format!("mount --bind $0/libcuda.so.1 $1 && mount --bind $0/python $2 && exec $2 -I -S -c \"$3; $4\" {marker}");
     let mut command = Command::new("unshare");
     command.args(namespaces).args(["sh", "-c"]);
     if namespaces.contains(&"--mount") {
         command.arg(script).args([&copies, &scene.driver("libcuda.so.1"), &python, SLOW, LAUNCHES]);
     } else {
-        command.arg("exec $0 -I -S -c \"$1; $2\" 400 marked").args([&python, SLOW, LAUNCHES]);
+        command.arg(format!("exec $0 -I -S -c \"$1; $2\" {marker}")).args([&python, SLOW, LAUNCHES]);
     }
     command.env("LD_LIBRARY_PATH", scene.driver("")).env("SIMCUDA_TRUTH", scene.path("truth"));
     command.env("SIMCUDA_TRUTH_STACKS", "1").stdin(Stdio::null());
@@ -254,7 +256,7 @@ fn contained(namespaces: &[&str]) {
     assert!(output.status.success(), "{output:?}");
     let (_, folder) = node.end();
     let truth = scene.truths().pop().expect("it called");
-    let pids: Vec<u32> = pids_of(&folder, "400 marked");
+    let pids: Vec<u32> = pids_of(&folder, &marker);
     let [pid] = pids.as_slice() else { panic!("{pids:?}") };
     if namespaces.contains(&"--pid") {
         assert_ne!(truth.process(), *pid, "it has another number inside");
