@@ -330,7 +330,7 @@ fn children_are_recorded_unless_asked_not_to_and_then_have_the_environment_that_
 fn the_first_calls_have_their_stacks_while_the_recorder_stands_still() {
     for options in [&["--collector", "inside"][..], &["--device-time", "cupti"], &["--device-time", "events"]] {
         let Some(scene) = Scene::new("a recorder that stands still") else { return };
-        let Outcome { summary, .. } = scene.run(options, programs::WHILE_STOPPED, &[programs::WORK, "100"]);
+        let Outcome { summary, .. } = scene.run(options, common::WHILE_STOPPED, &[programs::WORK, "100"]);
         let tape = scene.tape();
         assert_eq!(tape.events.launch.len(), 200, "{options:?}");
         assert!(tape.events.launch.rows().all(|launch| launch.stack != 0), "{options:?}");

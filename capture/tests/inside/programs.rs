@@ -23,17 +23,6 @@ def launch(function, blocks, stream):
     };
 }
 
-/// Runs a program by the same Python, while its parent, the recorder, stands still.
-pub(crate) const WHILE_STOPPED: &str = r#"
-import os, signal, subprocess, sys
-recorder = os.getppid()
-os.kill(recorder, signal.SIGSTOP)
-try:
-    subprocess.run([sys.executable, "-c", *sys.argv[1:]], check=True)
-finally:
-    os.kill(recorder, signal.SIGCONT)
-"#;
-
 /// Kernels, copies and memsets in two streams, as often as the argument says.
 pub(crate) const WORK: &str = with_streams!(
     r#"

@@ -35,3 +35,14 @@ pub(crate) fn skip(tests: &str, what: &str) {
         file.and_then(|mut file| file.write_all(line.as_bytes())).expect("the list of what is skipped");
     }
 }
+
+/// Runs a program by the same Python, while its parent, the recorder, stands still.
+pub(crate) const WHILE_STOPPED: &str = r#"
+import os, signal, subprocess, sys
+recorder = os.getppid()
+os.kill(recorder, signal.SIGSTOP)
+try:
+    subprocess.run([sys.executable, "-c", *sys.argv[1:]], check=True)
+finally:
+    os.kill(recorder, signal.SIGCONT)
+"#;

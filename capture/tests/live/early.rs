@@ -6,18 +6,8 @@ use std::path::Path;
 use std::process::Command;
 
 use crate::EXACT;
+use crate::common::WHILE_STOPPED;
 use crate::processes::{LAUNCHES, Scene, every_python};
-
-/// Runs a program by the same Python, while its parent, the recorder, stands still.
-const WHILE_STOPPED: &str = r#"
-import os, signal, subprocess, sys
-recorder = os.getppid()
-os.kill(recorder, signal.SIGSTOP)
-try:
-    subprocess.run([sys.executable, "-c", *sys.argv[1:]], check=True)
-finally:
-    os.kill(recorder, signal.SIGCONT)
-"#;
 
 /// Records the command, and demands that each call and stack of its one process that calls is on the tape.
 fn assert_whole(scene: &Scene, of: &str, run: &mut Command) {
