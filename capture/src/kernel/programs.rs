@@ -244,6 +244,10 @@ impl Kernel {
         generation: u64,
         interpreter: Option<Interpreter>,
     ) -> Result<(), KernelError> {
+        // Whoever hears late of a program must not undo what is known of the next one.
+        if self.target(pid).is_some_and(|target| target.generation != generation) {
+            return Ok(());
+        }
         let walked = interpreter.map(|interpreter| Walked { generation, interpreter });
         Ok(self.interpreters.insert(pid, Wire(walked.unwrap_or_default()), 0)?)
     }
